@@ -83,8 +83,9 @@ def add_job(
     """
     if isinstance(conn, str):  # a call that begins with the task, as elsewhere
         raise not_a_connection("add_job", conn)
-    call = queue.add_job_call(schema or default_schema(), *job_of(identifier, payload, cast("Any", options)))
-    return query("add_job", conn, call, _one)
+    where = schema or default_schema()
+    call = queue.add_job_call(where, *job_of(identifier, payload, cast("Any", options)))
+    return query("add_job", where, conn, call, _one)
 
 
 @overload
@@ -101,12 +102,9 @@ def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) 
     specs: dicts with add_job's arguments: {"identifier": "send_email", "payload": {…}, "priority":
     1}. identifier: a task's name, or the task itself. If one spec is refused, no job is added.
     """
-    return query(
-        "add_jobs",
-        conn,
-        queue.add_jobs_call(schema or default_schema(), _sent("add_jobs: specs", specs)),
-        _all,
-    )
+    where = schema or default_schema()
+    call = queue.add_jobs_call(where, _sent("add_jobs: specs", specs))
+    return query("add_jobs", where, conn, call, _all)
 
 
 @overload
@@ -142,9 +140,9 @@ def add_batch(
     job.inputs. A batch without jobs calls back at once. Raises InvalidArgument.
     """
     last = cast("JobSpec", dict(callback) if isinstance(callback, Mapping) else {"identifier": callback})
-    sent = _sent("add_batch: jobs", jobs)
-    call = queue.add_batch_call(schema or default_schema(), sent, _sent("add_batch: callback", [last])[0], on)
-    return query("add_batch", conn, call, _batch)
+    where, sent = schema or default_schema(), _sent("add_batch: jobs", jobs)
+    call = queue.add_batch_call(where, sent, _sent("add_batch: callback", [last])[0], on)
+    return query("add_batch", where, conn, call, _batch)
 
 
 @overload
@@ -160,8 +158,9 @@ def extend_batch(conn: Any, callback_id: int, jobs: Iterable[JobSpec], *, schema
 
     The callback waits for them as for the others. Raises NotFound; WrongState if the last job has ended.
     """
-    call = queue.extend_batch_call(schema or default_schema(), callback_id, _sent("extend_batch: jobs", jobs))
-    return query("extend_batch", conn, call, _all)
+    where = schema or default_schema()
+    call = queue.extend_batch_call(where, callback_id, _sent("extend_batch: jobs", jobs))
+    return query("extend_batch", where, conn, call, _all)
 
 
 def _sent(argument: str, specs: Iterable[JobSpec]) -> list[Mapping[str, Any]]:
@@ -262,12 +261,14 @@ def send_signal(conn: Any, job_id: int, name: str, payload: Any = None, *, schem
     payload: any JSON value; the job gets it as the answer. Of several signals of one name the first
     counts. Raises InvalidArgument, NotFound, WrongState (the job is completed or cancelled).
     """
-    call = queue.send_signal_call(schema or default_schema(), job_id, name, payload)
-    return query("send_signal", conn, call, lambda _: None)
+    where = schema or default_schema()
+    call = queue.send_signal_call(where, job_id, name, payload)
+    return query("send_signal", where, conn, call, lambda _: None)
 
 
 def _verb(conn: Any, schema: str | None, verb: str, answer: Callable[[Rows], Any], **arguments: Any) -> Any:
-    return query(verb, conn, queue.verb_call(schema or default_schema(), verb, **arguments), answer)
+    where = schema or default_schema()
+    return query(verb, where, conn, queue.verb_call(where, verb, **arguments), answer)
 
 
 def _maybe(rows: Rows) -> JobRow | None:

@@ -14,6 +14,7 @@ from psycopg.rows import tuple_row
 from ._checks import seconds_of
 from ._client import default_schema
 from ._db.queue import Statement, await_job_call, listen_to_ends
+from ._db.rights import naming_role
 from ._db.rows import JobRow, job_row
 from .errors import InvalidArgument, JobTimeout, WrongState, translated
 
@@ -58,6 +59,7 @@ class _Wait:
         if conn.info.transaction_status != TransactionStatus.IDLE:
             raise WrongState("wait_for_job: conn is in a transaction, which might not see the end: commit")
         self.conn = conn
+        self.schema = schema
         self.timeout = timeout
         self.listen, self.unlisten = listen_to_ends(schema)
         self.call: Statement = await_job_call(schema, job_id)
@@ -86,7 +88,7 @@ class _Wait:
             self.conn.execute(statement)
 
     def _look(self) -> JobRow:
-        with translated(), self.conn.transaction():
+        with naming_role("wait_for_job", self.schema), translated(), self.conn.transaction():
             with psycopg.Cursor[Any](self.conn, row_factory=tuple_row) as cursor:
                 return cast("JobRow", job_row(cursor.execute(*cast("Any", self.call)).fetchone()))
 
@@ -106,7 +108,7 @@ class _Wait:
             await self.conn.execute(statement)
 
     async def _look_async(self) -> JobRow:
-        with translated():
+        with naming_role("wait_for_job", self.schema), translated():
             async with self.conn.transaction():
                 async with psycopg.AsyncCursor[Any](self.conn, row_factory=tuple_row) as cursor:
                     await cursor.execute(*cast("Any", self.call))

@@ -7,6 +7,7 @@
     ├── NotFound             PW004  there is no such job or worker
     ├── WrongState           PW005  not possible in the job's present state
     ├── SchemaVersionError   PW006  database and package do not fit together
+    ├── RoleMissing                 the role that connects is no member of the one that the call needs
     ├── TransactionAborted          a statement of the transaction has failed: nothing of it was committed
     ├── JobTimeout                  wait_for_job: the job has not ended in time; also a TimeoutError
     └── TaskError                   a task cannot be used: bad signature, two of one name, nothing to import
@@ -77,6 +78,15 @@ class SchemaVersionError(PyworkerError):
     sqlstate = "PW006"
 
 
+class RoleMissing(PyworkerError):
+    """The role that connects may not do this. `role`: the one of which it must be a member."""
+
+    def __init__(self, verb: str, role: str) -> None:
+        self.role = role
+        super().__init__(f"{verb} needs the role {role}, which the role of this connection does not have")
+        self.hint = f"An administrator can run: GRANT {role} TO …"
+
+
 class TransactionAborted(PyworkerError):
     """A statement of the transaction has failed, and its error was caught: nothing of it was committed.
 
@@ -135,6 +145,15 @@ def sqlstate_of(error: BaseException) -> str | None:
         code = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
         if isinstance(code, str):
             return code
+    return None
+
+
+def context_of(error: BaseException) -> str | None:
+    """Inside which function the database has raised it, as PostgreSQL describes that."""
+    for candidate in _within(error):
+        diag = getattr(candidate, "diag", candidate)
+        if isinstance(context := getattr(diag, "context", None), str):
+            return context
     return None
 
 

@@ -20,18 +20,20 @@ declare
         was_finished, fail_jobs, snooze_job, snooze_jobs, release_jobs, force_unlock_workers, reconcile,
         save_step, get_steps, wait_for_signal, set_progress, log_job, log_jobs,
         promote_jobs, maintain, check_version, get_job, dependency_results, run_schedules, seconds_until_tick,
-        parse_crontab, declare_schedules, next_runs, describe_cron, worker_health}'::text[];
+        parse_crontab, declare_schedules, next_runs, describe_cron, worker_health, list_tasks,
+        list_workers}'::text[];
     v_admin constant text[] := v_worker || '{
-        job_errors, job_log, job_graph, job_signals, cancel_job, retry_job, retry_jobs, delete_job,
+        job_signals, cancel_job, retry_job, retry_jobs, delete_job,
         complete_jobs, permanently_fail_jobs, reschedule_jobs, prune, configure, resume_sequence, set_queue,
-        pause_queue, resume_queue, explain_job, doctor, metrics, add_schedule,
+        pause_queue, resume_queue, add_schedule,
         remove_schedule, pause_schedule, resume_schedule, run_schedule, _add_schedule,
         _lend_query_schema, _query_function, perform_action, perform_on_listed,
-        job_actions, action_outcomes}'::text[];
+        action_outcomes}'::text[];
     v_reader constant text[] := '{
         clock, schema_version, next_runs, describe_cron, worker_health, metrics, overview,
         count_jobs, throughput, activity, problems, list_jobs, count_listed_jobs, list_queues,
-        list_sequences, list_tasks, list_workers, waiting_queues, action_sql, _limits_of}'::text[];
+        list_sequences, list_tasks, list_workers, waiting_queues, action_sql, _limits_of, check_version,
+        show_job, job_marks, job_errors, job_log, job_graph, job_actions, explain_job, doctor}'::text[];
     v_views constant text[] := '{
         jobs, history, queue_stats, sequences, dependencies, live_workers, schedules, audit}'::text[];
 begin
@@ -42,9 +44,12 @@ begin
 end;
 $$;
 
-do $$
+-- Gives each of the roles that exist these rights, and no others.
+create or replace function _grant_rights() returns void
+    language plpgsql set search_path from current
+as $$
 declare
-    v_schema text := current_schema();
+    v_schema constant text := current_schema();
     v_view text;
     v_kind record;
     v_function regprocedure;
@@ -72,5 +77,11 @@ begin
             execute format('grant select on %I to %I', v_view, v_kind.role);
         end loop;
     end loop;
+end;
+$$;
+
+do $$
+begin
+    perform _grant_rights();
 end;
 $$;

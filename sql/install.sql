@@ -22,6 +22,7 @@
 \o /dev/null
 begin isolation level read committed;
 select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '5', true);
+\ir setup/owner.sql
 \ir setup/begin.sql
 
 -- Migrations: each file runs once, in order.
@@ -111,6 +112,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/integrity/circles.sql
 \ir modules/integrity/invariants.sql
 \ir modules/integrity/drift.sql
+\ir modules/integrity/owners.sql
 \ir modules/explain/waits.sql
 \ir modules/explain/explain.sql
 \ir modules/diagnosis/server.sql

@@ -107,7 +107,7 @@ def add(
             raise _named(error, options) from error
         except NotFound as error:
             raise _without_parent(error) from error
-        untaken = None if machine else db.why_untaken(job.id)
+        untaken = None if machine else db.beside(lambda: db.why_untaken(job.id))
     if machine:
         print_json(dataclasses.asdict(job))
     else:
@@ -203,14 +203,23 @@ def jobs(
 
 
 def _show_job(db: Database, job_id: int, machine: bool) -> None:
+    whole = db.may_read_payloads()
+    look, saved = (db.get_job, db.get_steps) if whole else (db.show_job, db.job_marks)
     job, attempts, steps, lines = db.each(
-        *(partial(ask, job_id) for ask in (db.get_job, db.job_errors, db.get_steps, db.job_log))
+        *(partial(ask, job_id) for ask in (look, db.job_errors, saved, db.job_log))
     )
     if job is None:
         raise CliError(f"there is no job {job_id} (finished jobs are kept for their retention)")
     errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in attempts]
+    fields = dataclasses.asdict(job)
+    if not whole:  # not null: not shown
+        del fields["payload"], fields["result"]
+        steps = [
+            {name: row[name] for name in ("name", "run", "at")} for row in steps if row["kind"] == "step"
+        ]
+        say(f"pyworker: payload and results are not shown: that needs {db.schema}_admin", err=True)
     if machine:
-        print_json({**dataclasses.asdict(job), "errors": errors, "steps": steps, "log": lines})
+        print_json({**fields, "errors": errors, "steps": steps, "log": lines})
         return
     from rich.table import Table
 
@@ -219,14 +228,14 @@ def _show_job(db: Database, job_id: int, machine: bool) -> None:
 
     console = Screen(soft_wrap=True, highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in dataclasses.asdict(job).items():
+    for name, value in fields.items():
         if value is not None and name not in ("last_error", "deduplicated"):
             is_json = name in ("payload", "meta", "flags", "result")
             text = text_of(json.dumps(value, ensure_ascii=False) if is_json else value)
             table.add_row(name, text, style=STYLES.get(job.state) if name == "state" else None)
     for step in steps:
-        result = text_of(json.dumps(step["result"], ensure_ascii=False))
-        table.add_row(text_of(f"step {step['name']}"), f"{result}, {time_of(step['at'])}")
+        result = f"{json.dumps(step['result'], ensure_ascii=False)}, " if whole else ""
+        table.add_row(text_of(f"step {step['name']}"), text_of(f"{result}{time_of(step['at'])}"))
     console.print(table)
     _show_log(console, lines)
     for error in errors:
@@ -296,11 +305,13 @@ def signal(job_id: int, name: str, payload: str, dsn: str, schema: str, machine:
     """
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
     with database(dsn, schema) as db:
-        job = db.send_signal(job_id, name, value)
+        db.send_signal(job_id, name, value)
+        job = db.beside(lambda: db.get_job(job_id))
     if machine:
-        print_json(dataclasses.asdict(job))
+        print_json(dataclasses.asdict(job) if job else {"id": job_id})
     else:
-        say(f"job {job.id} ({job.task_identifier}, {job.state}) has the signal {name!r}")
+        about = f" ({job.task_identifier}, {job.state})" if job else ""
+        say(f"job {job_id}{about} has the signal {name!r}")
 
 
 @click.command()

@@ -16,6 +16,7 @@ import psycopg
 from .._db.connect import connect, first_line
 from .._db.database import Database
 from .._db.printing import Printing
+from .._db.rights import COMMANDS, is_refusal, why_refused
 from .._dev.url import resolved
 from .._escape import shown
 from .._logging import is_json
@@ -66,6 +67,13 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
                 if mode:
                     _say_what_is_taken_back(db.changes())
                     raise psycopg.Rollback
+        except psycopg.errors.InsufficientPrivilege as error:
+            roles = COMMANDS[verb_of(click.get_current_context())]
+            if not (is_refusal(error) and roles):
+                raise
+            role = f"{schema}_{roles[0]}"
+            command = f"pyworker {verb_of(click.get_current_context())}"
+            raise CliError(f"{command} needs the role {role}, {why_refused(conn, schema, role)}") from error
         except psycopg.OperationalError as error:
             if conn.closed:
                 raise CliError(
@@ -73,6 +81,11 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
                     " What was asked for may or may not have been done"
                 ) from error
             raise
+
+
+def verb_of(ctx: click.Context) -> str:
+    """The command without its options: `queues pause`."""
+    return ctx.command_path.partition(" ")[2]
 
 
 def _pass_on(notice: psycopg.errors.Diagnostic) -> None:

@@ -53,7 +53,9 @@ class Group(click.Group):
             usage.reword(error)
             raise
         except (PyworkerError, psycopg.Error) as error:
-            raise CliError(explained(error), exit_code_of(error)) from error
+            schema = ctx.params.get("schema") or ("pyworker",)
+            words = explained(error, schema[0], str(ctx.invoked_subcommand))
+            raise CliError(words, exit_code_of(error)) from error
         except NoPostgres as error:
             raise CliError(str(error)) from error
         except UnicodeEncodeError as error:

@@ -7,11 +7,9 @@ import sys
 import click
 
 from .._db import migrations
-from .._db.connect import connect
-from .._db.database import Database
 from .._dev.url import resolved
 from .._distribution import pip_install
-from .options import CliError, common
+from .options import CliError, common, database
 
 
 @click.command()
@@ -28,8 +26,9 @@ def top(dsn: str, schema: str) -> None:
             raise
         raise CliError(f"pyworker top needs textual: {pip_install('top')}") from None
     with resolved(dsn) as url:
-        with connect(url) as conn:
-            Database(conn, schema).check_version(migrations.newest())
+        with database(dsn, schema) as db:
+            db.check_version(migrations.newest())
+            db.list_queues(limit=1)  # what the first page needs
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise CliError("pyworker top needs a terminal; for programs: pyworker queues --json, jobs --json")
         Top(url, schema).run()

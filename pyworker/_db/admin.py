@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-import psycopg
-
 from .base import Base
 from .queue import add_job_call, send_signal_call
 from .rows import JOB_COLUMNS, JobRow, job_row
+from .text import as_identifier
 
 
 class Admin(Base):
@@ -22,6 +21,14 @@ class Admin(Base):
 
     def get_job(self, job_id: int) -> JobRow | None:
         return next(iter(self._jobs("get_job(%s)", job_id)), None)
+
+    def show_job(self, job_id: int) -> JobRow | None:
+        """The job without its payload and result."""
+        return next(iter(self._jobs("show_job(%s)", job_id)), None)
+
+    def may_read_payloads(self) -> bool:
+        may = "select has_function_privilege(%s, 'execute')"
+        return bool(self._rows(may, [f"{as_identifier(self.schema)}.get_job(bigint)"])[0][0])
 
     def states(self, job_ids: Sequence[int]) -> dict[int, str | None]:
         """The states of these jobs, for a message; None for a job that is not there."""
@@ -71,6 +78,10 @@ class Admin(Base):
     def get_steps(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("name, result, run, at", "get_steps(%s)", job_id)
 
+    def job_marks(self, job_id: int) -> list[dict[str, Any]]:
+        """The saved steps and the signals (kind), without what they hold."""
+        return self._dicts("kind, name, run, at", "job_marks(%s)", job_id)
+
     def job_log(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("run, attempt, at, level, message", "job_log(%s)", job_id)
 
@@ -81,22 +92,16 @@ class Admin(Base):
         columns = "side, id, task_identifier, state, ref, condition, blocks"
         return self._dicts(columns, "job_graph(%s)", job_id)
 
-    def send_signal(self, job_id: int, name: str, payload: Any) -> JobRow:
-        """Returns the job as it is afterwards."""
-        text, parameters = send_signal_call(self.schema, job_id, name, payload)
-        self._rows(text, parameters)
-        return cast("JobRow", self.get_job(job_id))
+    def send_signal(self, job_id: int, name: str, payload: Any) -> None:
+        self._rows(*send_signal_call(self.schema, job_id, name, payload))
 
     def explain_job(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("reason, detail, remedy", "explain_job(%s) order by position", job_id)
 
     def why_untaken(self, job_id: int) -> str | None:
-        """Why none of the live workers takes the job. None where this role may not ask."""
-        try:
-            call = "explain_job(%s) where reason = 'no worker takes it'"
-            rows = self._dicts("detail, remedy", call, job_id)
-        except psycopg.errors.InsufficientPrivilege:
-            return None
+        """Why none of the live workers takes the job."""
+        call = "explain_job(%s) where reason = 'no worker takes it'"
+        rows = self._dicts("detail, remedy", call, job_id)
         return next((f"{row['detail']}: {row['remedy']}" for row in rows), None)
 
     def retry_job(self, job_id: int) -> JobRow:
@@ -121,7 +126,7 @@ class Admin(Base):
     def modules_of(self, task: str) -> list[str]:
         """The modules that the newest live worker with this task has loaded."""
         workers = self._dicts(
-            "info", "live_workers where info -> 'task_identifiers' ? %s order by id desc limit 1", task
+            "info", "list_workers() where info -> 'task_identifiers' ? %s order by id desc limit 1", task
         )
         return [name for worker in workers for name in worker["info"].get("modules", [])]
 

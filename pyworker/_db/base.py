@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import psycopg
 
-from ..errors import translated
+from ..errors import PyworkerError, translated
 from .rows import JOB_COLUMNS, JobRow, job_row
 from .text import Parameters, quoted, rows_of
+
+T = TypeVar("T")
 
 # Partitions are counted under the name of their table.
 _CHANGES = """
@@ -59,6 +61,19 @@ class Base:
     def each(self, *calls: Callable[[], Any]) -> list[Any]:
         """Run the calls of a command that needs several statements."""
         return [call() for call in calls]
+
+    def beside(self, ask: Callable[[], T]) -> T | None:
+        """What a command asks besides its work, in a savepoint: the work stays if the question fails.
+
+        None if this role may not ask, or the question takes too long.
+        """
+        try:
+            with self.conn.transaction():
+                return ask()
+        except (psycopg.Error, PyworkerError):
+            if self.conn.closed:
+                raise
+            return None
 
     def keep_quiet(self) -> None:
         """Send no notification in this transaction.

@@ -16,6 +16,7 @@ from psycopg.rows import tuple_row
 
 from ..errors import translated
 from .queue import Statement, numbered
+from .rights import naming_role
 
 T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
@@ -65,9 +66,29 @@ SyncConnection: TypeAlias = (
 
 
 def query(
+    verb: str, schema: str, conn: Any, statement: Statement, answer: Callable[[Rows], T]
+) -> T | Coroutine[Any, Any, T]:
+    """Return `answer(rows)`; on an asynchronous connection, a coroutine that returns it.
+
+    Raises RoleMissing where the role of the connection may not call the verb.
+    """
+    with naming_role(verb, schema):
+        found = _query(verb, conn, statement, answer)
+    return _naming_role(verb, schema, found) if inspect.iscoroutine(found) else found
+
+
+def _naming_role(verb: str, schema: str, waiting: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    async def call() -> T:
+        with naming_role(verb, schema):
+            return await waiting
+
+    call.__qualname__ = verb  # what Python calls it, where the caller forgets to await it
+    return call()
+
+
+def _query(
     verb: str, conn: Any, statement: Statement, answer: Callable[[Rows], T]
 ) -> T | Coroutine[Any, Any, T]:
-    """Return `answer(rows)`; on an asynchronous connection, a coroutine that returns it."""
     text, parameters = statement
     if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
         conn = cast("Any", conn).connection  # keep rows that the caller has not read yet
@@ -88,7 +109,7 @@ def query(
         connection = conn.connection()
         if inspect.isawaitable(connection):
             return _on_awaited(verb, connection, statement, answer)
-        return query(verb, connection, statement, answer)
+        return _query(verb, connection, statement, answer)
     if hasattr(conn, "execute") and hasattr(conn, "fetchone"):  # a cursor: psycopg2's or Django's
         with translated():
             return answer(_of_cursor(conn, text, parameters))

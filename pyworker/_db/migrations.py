@@ -87,8 +87,14 @@ def _applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, tuple[str,
 
 
 def pending(conn: psycopg.Connection[Any], schema: str = "pyworker") -> list[Migration]:
-    """Migrations of this package that were not applied to the database. Changes nothing."""
-    applied = _applied(conn, schema)
+    """Migrations of this package that were not applied to the database. Changes nothing.
+
+    It begins like `migrate`, and is refused to the same roles.
+    """
+    with conn.transaction(force_rollback=True):
+        conn.execute(SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())))
+        conn.execute((directory("sql") / "setup" / "owner.sql").read_bytes())
+        applied = _applied(conn, schema)
     return [migration for migration in migrations() if migration.version not in applied]
 
 
@@ -109,7 +115,8 @@ def migrate(
     sql_dir = directory("sql")
     with translated(), conn.transaction():
         conn.execute(SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())))
-        conn.execute((sql_dir / "setup" / "begin.sql").read_bytes())
+        for step in ("owner.sql", "begin.sql"):
+            conn.execute((sql_dir / "setup" / step).read_bytes())
         applied = _applied(conn, schema)
         done: list[Migration] = []
         for migration in migrations():
@@ -161,7 +168,7 @@ def script(
         f"-- pyworker, from version {from_version or 0} to {newest()}\n",
         BEGIN if transaction else KEEP_SETTINGS,
         named + ";\n",
-        (sql_dir / "setup" / "begin.sql").read_text("utf-8"),
+        *((sql_dir / "setup" / step).read_text("utf-8") for step in ("owner.sql", "begin.sql")),
     ]
     for migration in migrations():
         if migration.version > (from_version or 0):

@@ -52,6 +52,9 @@ class Printing(Database):
     def lost_among(self, job_ids: Sequence[int]) -> list[int]:
         return []
 
+    def may_read_payloads(self) -> bool:
+        return True
+
     def has_queue(self, queue_name: str) -> bool:
         """True: only a change asks."""
         return True

@@ -22,7 +22,7 @@ CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 # restore them.
 KEEP_SETTINGS = (
     "select set_config('pyworker.before', json_object_agg(s, current_setting(s))::text, true)"
-    " from unnest(array['search_path', 'lock_timeout', 'client_min_messages',"
+    " from unnest(array['role', 'search_path', 'lock_timeout', 'client_min_messages',"
     " 'standard_conforming_strings', 'datestyle', 'intervalstyle']) s;\n"
 )
 RESTORE_SETTINGS = (

@@ -5,12 +5,16 @@ from __future__ import annotations
 import psycopg
 
 from .._db.connect import first_line
-from ..errors import PyworkerError, SchemaVersionError, sqlstate_of
+from .._db.rights import COMMANDS, is_refusal
+from ..errors import PyworkerError, RoleMissing, SchemaVersionError, sqlstate_of
 from .config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
 
 
-def explained(error: PyworkerError | psycopg.Error) -> str:
+def explained(error: PyworkerError | psycopg.Error, schema: str = "", command: str = "run") -> str:
     """The cause, and what to do."""
+    roles = COMMANDS.get(command)
+    if schema and roles and is_refusal(error):
+        error = RoleMissing(f"pyworker {command}", f"{schema}_{roles[0]}")
     if isinstance(error, psycopg.Error):
         return _of_postgres(error)
     return f"{error}. {error.hint}" if error.hint else str(error)
@@ -27,12 +31,12 @@ def _of_postgres(error: psycopg.Error) -> str:
         ways_out = {
             "for database": "Its owner can GRANT CREATE ON DATABASE … TO your role",
             "create role": "Let a role with CREATEROLE run it, or go without --roles",
-            "owner of": "Upgrade as the role that installed it",
+            "owner of": "Run: pyworker migrate",
         }
-        otherwise = (
-            "Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
+        way_out = error.diag.message_hint or next(
+            (way for words, way in ways_out.items() if words in first), None
         )
-        return f"{first}. {next((way for words, way in ways_out.items() if words in first), otherwise)}"
+        return f"{first}. {way_out}" if way_out else first
     if isinstance(
         error,
         psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable,

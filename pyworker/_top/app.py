@@ -19,9 +19,10 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 
 from .._db.connect import connect, first_line
 from .._db.database import Database
+from .._db.rights import is_refusal
 from .._escape import shown
 from .._values import STATES, STYLES, span
-from ..errors import PyworkerError
+from ..errors import PyworkerError, RoleMissing
 from .pages import PAGES, ROWS, Page, Row, cell, filters, lately, packed
 from .screens import EVERY, Ask, JobPage
 
@@ -117,8 +118,8 @@ class Top(App[None]):
 
     # -- queries -----------------------------------------------------------------------------------
 
-    async def ask(self, question: Callable[[Database], T]) -> T | None:
-        """Run one query at a time, in a thread.
+    async def ask(self, question: Callable[[Database], T], role: str = "reader") -> T | None:
+        """Run one query at a time, in a thread; it needs this role.
 
         None if it failed; the overview shows the reason.
         """
@@ -130,7 +131,12 @@ class Top(App[None]):
             except psycopg.Error as error:
                 if self.conn is not None and self.conn.broken:
                     self.conn.close()
-                self._complain(first_line(error))
+                if is_refusal(error):
+                    words = str(RoleMissing("this", f"{self.schema}_{role}"))
+                    self.notify(shown(words), severity="error", markup=False)
+                    self._complain(words)
+                else:
+                    self._complain(first_line(error))
         return None
 
     def _answer(self, question: Callable[[Database], T]) -> T:
@@ -270,7 +276,7 @@ class Top(App[None]):
         verb = action.replace("_", " ").removesuffix(f" {what}")
 
         async def act() -> None:
-            answer = await self.ask(lambda db: db.perform_action(action, [target], self.actor))
+            answer = await self.ask(lambda db: db.perform_action(action, [target], self.actor), "admin")
             for told in answer or []:
                 self.notify(
                     shown(f"{verb} {what} {target}: {told['outcome']}"),

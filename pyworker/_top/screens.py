@@ -63,7 +63,7 @@ class JobPage(ModalScreen[None]):
     def __init__(
         self,
         job_id: int,
-        ask: Callable[[Callable[[Database], Answer]], Awaitable[Answer | None]],
+        ask: Callable[[Callable[[Database], Answer], str], Awaitable[Answer | None]],
         ask_back: Callable[[str, str, str, Callable[[], Any]], None],
     ) -> None:
         super().__init__()
@@ -82,11 +82,12 @@ class JobPage(ModalScreen[None]):
 
     async def look(self) -> None:
         def question(db: Database) -> Answer:
-            job = db.get_job(self.job_id)
+            job = (db.get_job if self.revealed else db.show_job)(self.job_id)
             return job, db.job_errors(self.job_id), db.explain_job(self.job_id) if job else []
 
-        answer = await self.ask(question)
+        answer = await self.ask(question, "admin" if self.revealed else "reader")
         if answer is None:
+            self.revealed = False
             return
         job, errors, reasons = answer
         self.query_one("#job", Static).update(
@@ -96,14 +97,15 @@ class JobPage(ModalScreen[None]):
     def _text(self, job: JobRow, errors: list[tuple[Any, ...]], reasons: list[Row]) -> Text:
         text = Text()
         for name, value in asdict(job).items():
-            if value is None or name in ("last_error", "deduplicated"):
+            hidden = name == "payload" and not self.revealed  # the result as well
+            if (value is None and not hidden) or name in ("last_error", "deduplicated"):
                 continue
             cell = text_of(
                 json.dumps(value, ensure_ascii=False)
                 if name in ("payload", "meta", "flags", "result")
                 else value
             )
-            if name in ("payload", "result") and not self.revealed:
+            if hidden:
                 cell = Text("not shown; v shows it", "dim")
             text.append(f"{name:20}", "bold").append_text(cell).append("\n")
             if name == "state":

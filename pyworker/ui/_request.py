@@ -24,8 +24,8 @@ class Problem(Exception):
         self.status, self.title, self.text = status, title, text
 
 
-def problem_of(error: Exception, schema: str) -> Problem:
-    """What to tell of an exception of a page."""
+def problem_of(error: Exception, role: str) -> Problem:
+    """What to tell of an exception of a page, which needs this role."""
     match error:
         case Problem():
             return error
@@ -40,8 +40,8 @@ def problem_of(error: Exception, schema: str) -> Problem:
         case psycopg.DataError():
             return Problem(400, "Not possible", str(error).split("\n")[0])
         case psycopg.errors.InsufficientPrivilege():
-            needed = f"The role needs {schema}_reader to look, {schema}_admin to act."
-            return Problem(403, "Not allowed", f"{str(error).splitlines()[0]}. {needed}")
+            needs = f"This needs the role {role}, which the role of this dashboard's connection does not have"
+            return Problem(403, "Not allowed", f"{needs} ({str(error).splitlines()[0]}).")
         case (
             psycopg.errors.UndefinedTable()
             | psycopg.errors.UndefinedFunction()

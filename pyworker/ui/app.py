@@ -197,7 +197,7 @@ class Dashboard(Actions):
         job_id = int(request.path_params["job_id"])
         with self.database() as db:
             now = db.clock()
-            job = db.get_job(job_id)
+            job = (db.get_job if self.show_payloads else db.show_job)(job_id)
             if job is None:
                 raise Problem(
                     404,
@@ -210,7 +210,14 @@ class Dashboard(Actions):
             ]
             graph, statements = db.job_graph(job_id), db.job_actions(job_id)
             began = job.locked_at or (db.last_claim(job_id) if job.finished_at else None)
-            steps, signals, log = db.get_steps(job_id), db.job_signals(job_id), db.job_log(job_id)
+            if self.show_payloads:
+                steps, signals = db.get_steps(job_id), db.job_signals(job_id)
+            else:
+                marks = db.job_marks(job_id)
+                steps, signals = (
+                    [row for row in marks if row["kind"] == kind] for kind in ("step", "signal")
+                )
+            log = db.job_log(job_id)
             try:
                 reasons = db.explain_job(job_id)
             except NotFound:
@@ -310,7 +317,9 @@ class Dashboard(Actions):
         return response
 
     def problem(self, request: Request, error: Exception) -> Response:
-        told = problem_of(error, self.schema)
+        acts = request.method == "POST" or "done" in request.query_params
+        of_a_job = self.show_payloads and "job_id" in request.path_params
+        told = problem_of(error, f"{self.schema}_{'admin' if acts or of_a_job else 'reader'}")
         now = datetime.now(UTC)
         return self.page(request, "problem.html", told.status, now=now, title=told.title, text=told.text)
 

@@ -1,19 +1,7 @@
--- First step of every installation and upgrade, by psql (install.sql) or by `pyworker migrate`.
---
--- The caller has opened a READ COMMITTED transaction: after the wait below, it must see what the
--- installation before it did. The caller has set pyworker.schema to the name of the schema, which
--- may not exist yet, and pyworker.newest to the number of its newest migration.
+-- Second step of every installation and upgrade, after owner.sql.
 --
 -- No later file names the schema: each creates its objects in the search_path that is set here, and
 -- each function keeps that path.
-
--- One installation at a time. This wait has no time limit: processes that start at once wait here.
-select pg_advisory_xact_lock(hashtextextended('pyworker.migrate', 0));
-
--- From here on, fail after 5 s rather than block the queue behind a long-running query. The
--- installation can be repeated.
-set local lock_timeout = '5s';
-set local client_min_messages = warning;
 
 -- The later files are written for these settings. The role or the database may have others.
 set local standard_conforming_strings = on;

@@ -162,7 +162,7 @@ def test_a_missing_privilege_names_the_role_to_ask_for(cli: Any, fresh: Any, fre
         for command in OF_A_DATABASE:
             done = cli(command, *EXAMPLES.get(command, []), DATABASE_URL=theirs)
             code = UNKNOWN.get(command, 1)
-            one_line(done, "permission denied for schema pyworker", "GRANT <schema>_admin", code=code)
+            one_line(done, f"pyworker {command} needs the role pyworker_", "GRANT pyworker_", code=code)
         done = cli("migrate", "--schema", "mine", DATABASE_URL=theirs)
         one_line(done, "permission denied for database", "GRANT CREATE ON DATABASE")
         fresh.execute(f'grant create on database "{fresh.info.dbname}" to "{role}"')
@@ -172,7 +172,7 @@ def test_a_missing_privilege_names_the_role_to_ask_for(cli: Any, fresh: Any, fre
         assert cli("migrate", "--schema", "mine", DATABASE_URL=theirs).returncode == 0
         fresh.execute(f'grant pyworker_reader to "{role}"')
         assert cli("jobs", DATABASE_URL=theirs).returncode == 0
-        one_line(cli("jobs", "1", DATABASE_URL=theirs), "permission denied for function get_job")
+        one_line(cli("retry", "1", DATABASE_URL=theirs), "needs the role pyworker_admin")
     finally:
         fresh.execute(f'drop owned by "{role}"; drop role "{role}"')
 

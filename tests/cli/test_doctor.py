@@ -30,9 +30,9 @@ def doctor(db: Any, dsn: str, cli: Any) -> Any:
 
 
 def test_a_healthy_queue_takes_one_line(doctor: Any) -> None:
-    assert doctor(code=0).startswith("ok invariants, schema, indexes, grants, ")
+    assert doctor(code=0).startswith("ok invariants, schema, indexes, owners, grants, ")
     lines = doctor("--verbose", code=0).splitlines()
-    assert len(lines) == 19
+    assert len(lines) == 20
     assert lines[0] == "ok invariants: what must always hold does hold"
     rows = json.loads(doctor("--json", code=0))
     assert [row["check_name"] for row in rows][-2:] == ["clock", "pooler"]
@@ -67,7 +67,7 @@ def test_the_worst_comes_first_and_gives_the_exit_code(doctor: Any, db: Any) -> 
 def test_without_permission_it_could_not_be_asked(cli: Any, fresh: Any, fresh_dsn: str) -> None:
     done = cli("doctor", DATABASE_URL=fresh_dsn + " options='-c role=pyworker_worker'")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "permission denied for function doctor" in done.stderr
+    assert "needs the role pyworker_reader" in done.stderr
 
 
 @pytest.mark.parametrize(("off", "code", "word"), [(0.5, 0, "ok"), (-5, 0, "info"), (3600, 1, "warning")])

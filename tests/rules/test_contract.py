@@ -57,6 +57,8 @@ FUNCTIONS = {
     "finish_jobs": {"job_ids runs results"},
     "force_unlock_workers": {"worker_ids"},
     "get_job": {"id"},
+    "show_job": {"job_id"},
+    "job_marks": {"job_id"},
     "heartbeat": {"worker_id"},
     "hold_worker_lock": {"worker_id"},
     "job_errors": {"job_id"},

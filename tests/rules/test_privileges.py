@@ -215,6 +215,7 @@ def test_a_role_with_no_grant_can_name_nothing(db: Any, nobody: str) -> None:
 # A literal (%L) and an identifier (%I) are quoted. What else is put into a statement was reviewed: why it is
 # no text of a caller's.
 MADE = {
+    "_grant_rights": "a regprocedure; it is called by installations and by the owner, who may do all of it",
     "_outcomes_since": "columns that the function spells out; a regclass, which quotes itself",
     "_recent_pages": "a regclass",
     "_add_tick": "a path that _query_function has made with %I",

@@ -64,7 +64,7 @@ def test_psql_and_python_load_the_same_files_in_the_same_order():
     assert [name for name in included if name.startswith("migrations/")] == [
         f"migrations/{path.name}" for path in MIGRATIONS
     ]
-    assert [included[0], included[-1]] == ["setup/begin.sql", "setup/end.sql"]
+    assert [included[0], included[-1]] == ["setup/owner.sql", "setup/end.sql"]
     assert [migration.path.name for migration in migrations.migrations()] == [
         path.name for path in MIGRATIONS
     ]

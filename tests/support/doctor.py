@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 CHECKS = [
-    "invariants", "schema", "indexes", "grants", "partitions", "maintenance", "workers", "tasks", "sequences",
-    "queues", "schedules",
+    "invariants", "schema", "indexes", "owners", "grants", "partitions", "maintenance", "workers", "tasks",
+    "sequences", "queues", "schedules",
     "lost", "xmin",
     "bloat", "autovacuum", "notifications", "settings",
 ]  # fmt: skip

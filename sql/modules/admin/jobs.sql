@@ -24,6 +24,21 @@ comment on function get_job(bigint) is
     'The job with this id, live or in history; a row of nulls if there is none. progress and '
     'progress_message: what its last run has told by set_progress, null before.';
 
+create or replace function show_job(job_id bigint) returns job
+    language plpgsql stable security definer set search_path from current
+as $$
+declare
+    v_job job := get_job(job_id);
+begin
+    v_job.payload := null;
+    v_job.result := null;
+    return v_job;
+end;
+$$;
+comment on function show_job(bigint) is
+    'The job as get_job returns it, but for payload and result, which are null: they may be secret, and '
+    'pyworker_reader may call this.';
+
 -- Raises PW004: there is no job with this id.
 create or replace function _refuse_unknown_job(caller text, job_id bigint) returns void
     language plpgsql set search_path from current

@@ -63,3 +63,18 @@ $$;
 comment on function job_signals(bigint) is
     'The signals that were sent to a job (send_signal), the first 1,000, oldest first. Of several of one '
     'name the first counts.';
+
+create or replace function job_marks(job_id bigint)
+    returns table (kind text, name text, run bigint, at timestamptz)
+    language plpgsql stable security definer set search_path from current
+as $$
+begin
+    return query
+    select 'step', s.name, s.run, s.at from get_steps(job_marks.job_id) s
+    union all
+    select 'signal', s.name, null, s.at from job_signals(job_marks.job_id) s;
+end;
+$$;
+comment on function job_marks(bigint) is
+    'The saved steps and answered waits of a job (kind: step), and the signals that were sent to it '
+    '(signal), as get_steps and job_signals return them, but without results and payloads.';

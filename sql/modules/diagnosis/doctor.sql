@@ -3,7 +3,7 @@
 -- Each check is a function _check_NAME. It returns one row per problem, and no row if it finds
 -- none. It reads a bounded part of large tables. Some checks are in other files:
 -- integrity/invariants has invariants; integrity/drift has schema, indexes and grants;
--- diagnosis/server has xmin, bloat, autovacuum, notifications and settings.
+-- integrity/owners has owners; diagnosis/server has xmin, bloat, autovacuum, notifications and settings.
 --
 -- A fix is SQL that the owner of the schema can run as it is. Its statements are separated by ';'
 -- and a line break. Run them one by one, as psql does: VACUUM and CONCURRENTLY cannot run in a
@@ -322,10 +322,18 @@ declare
     v_well text;
     v_found boolean;
 begin
+    if to_regclass('migrations') is null then -- its owner has no right on it, so nothing in it can be called
+        return query select 'owners', 'error',
+            format('%s owns these functions, but has no right on their schema', current_user),
+            format('alter schema %s owner to %I',
+                   regexp_replace(current_setting('search_path'), ', pg_temp$', ''), current_user);
+        return;
+    end if;
     for check_name, v_well in values
         ('invariants', 'what must always hold does hold'),
         ('schema', 'tables, indexes, views and functions are those that were installed'),
         ('indexes', 'all indexes are valid'),
+        ('owners', 'everything belongs to one role'),
         ('grants', 'each role has the rights that it needs, PUBLIC has none'),
         ('partitions', 'history has its partitions'),
         ('maintenance', 'due jobs are promoted, expired ones pruned'),

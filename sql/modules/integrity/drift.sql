@@ -2,7 +2,7 @@
 --
 -- Every installation and upgrade ends with _record_objects(), which stores a digest of each
 -- definition in installed_objects. _check_schema compares them with the catalog. _check_indexes
--- finds invalid indexes, _check_grants finds missing and excess privileges.
+-- finds invalid indexes, _check_grants finds missing and excess privileges. Owners: integrity/owners.
 
 -- Our tables, views, types and sequences. Left out are partitions, which maintain() creates, and
 -- the sequences of identity columns.
@@ -309,49 +309,44 @@ begin
 end;
 $$;
 
+-- Roles belong to the server. One that has no right here was made for another database, or not yet granted.
 create or replace function _check_grants() returns table (severity text, finding text, fix text)
     language plpgsql set search_path from current
 as $$
 begin
     return query
     with role as materialized (select g.* from _granted() g join pg_roles r on r.rolname = g.role),
-    missing as (
-        select g.role, 1 as step, 'schema' as kind, quote_ident(current_schema()) as name,
-               'usage on schema' as privilege
-        from role g where not has_schema_privilege(g.role, current_schema(), 'usage')
+    needed as (
+        select g.role, 1 as step, 'usage on schema' as privilege, current_schema()::text as name,
+               has_schema_privilege(g.role, current_schema(), 'usage') as given
+        from role g
         union all
-        select g.role, 2, 'function', format('%s(%s)', p.proname, (
-                    select string_agg(concat(case when t.typnamespace = n.oid
-                                                  then quote_ident(current_schema()) || '.' end,
-                                             format_type(t.oid, null)), ', ' order by a.nr)
-                    from unnest(p.proargtypes::oid[]) with ordinality a(type, nr)
-                    join pg_type t on t.oid = a.type)), 'execute on function'
+        select g.role, 2, 'execute on function', p.proname::text,
+               has_function_privilege(g.role, p.oid, 'execute')
         from role g join pg_proc p on p.proname = any (g.functions)
             or concat(p.proname, '/', p.pronargs) = any (g.functions)
-        join pg_namespace n on n.oid = p.pronamespace
-        where n.nspname = current_schema() and not has_function_privilege(g.role, p.oid, 'execute')
+        join pg_namespace n on n.oid = p.pronamespace where n.nspname = current_schema()
         union all
-        select g.role, 3, 'view', v.name, 'select on'
+        select g.role, 3, 'select on', v.name,
+               has_table_privilege(g.role, format('%I.%I', current_schema(), v.name), 'select')
         from role g cross join unnest(g.views) v(name)
         where to_regclass(format('%I.%I', current_schema(), v.name)) is not null
-          and not has_table_privilege(g.role, format('%I.%I', current_schema(), v.name), 'select')
-    ), by_role as (
-        select m.role, m.step, m.privilege,
-               array_agg(case when m.step = 1 then m.name else format('%I.%s', current_schema(), m.name) end
-                         order by m.name) as names,
-               array_agg(m.name order by m.name) as shown
-        from missing m group by m.role, m.step, m.privilege)
-    select 'warning',
-           format('role %s lacks %s', b.role,
-                  string_agg(format('%s %s', b.privilege, _few(b.shown)), '; ' order by b.step)),
-           string_agg(format('grant %s %s to %I', b.privilege, array_to_string(b.names, ', '), b.role),
-                      E';\n' order by b.step)
-    from by_role b group by b.role order by b.role;
+    ), lacking as (
+        select n.role, n.step, format('%s %s', n.privilege, _few(array_agg(distinct n.name))) as words
+        from needed n where not n.given group by n.role, n.step, n.privilege
+    ), strange as (select n.role from needed n group by n.role having not bool_or(n.given))
+    select 'info', format('without any right in this database, though it exists on the server: role %s',
+                          string_agg(s.role, ', ' order by s.role)),
+           _fix('select ~._grant_rights()')
+    from strange s having count(*) > 0
+    union all
+    select 'warning', format('role %s lacks %s', l.role, string_agg(l.words, '; ' order by l.step)),
+           _fix('select ~._grant_rights()')
+    from lacking l where l.role not in (select s.role from strange s) group by l.role;
     return query
     select 'warning',
            'everybody may call or read what is pyworker''s own: ' || _few(array_agg(o.name order by o.name)),
-           format(E'revoke all on all routines in schema %1$I from public;\n'
-                  'revoke all on all tables in schema %1$I from public', current_schema())
+           _fix('select ~._grant_rights()')
     from (select p.oid::regprocedure::text as name from pg_proc p
           join pg_namespace n on n.oid = p.pronamespace
           where n.nspname = current_schema() and has_function_privilege('public', p.oid, 'execute')
