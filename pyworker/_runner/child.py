@@ -34,7 +34,7 @@ from .._db import migrations
 from .._db.connect import TRY_AGAIN, Backoff, SilenceGuard, connect, is_lost, is_pooled, server_of
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError, SchemaVersionError, TaskError, sqlstate_of
-from . import signals
+from . import leaving, signals
 from .announce import announce
 from .aside import Aside
 from .config import (
@@ -46,6 +46,7 @@ from .config import (
     RunConfig,
 )
 from .connections import Connections
+from .copies import make_ordinary
 from .exchange import NOTHING, Exchange
 from .handlers import IF_URGENT, NEVER, Handlers
 from .outcomes import Outcomes
@@ -76,11 +77,13 @@ def main() -> NoReturn:
     if order is None:
         os._exit(0)
     sys.path[:] = order["path"]
+    leaving.prepare()
     config = RunConfig(**order["config"])
     _logging.set_up(config.log_format, config.log_level)
     code = 1
     slots = Slots(order["slots"], config.concurrency)
     child = Child(config, order["worker_id"], orders, slots)
+    make_ordinary([orders.fileno(), child.wake_read, child.wake_write])
     blameless = True  # running handlers; False if this process ends for an unknown reason
     try:
         code = child.run()
@@ -97,12 +100,11 @@ def main() -> NoReturn:
     except BaseException as error:
         blameless = isinstance(error, psycopg.Error | PyworkerError)
         log.critical("the worker process failed", exc_info=True)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a handler may have closed it
-            stream.flush()
     if blameless:
         child.handlers.leave()
-    os._exit(code)  # does not wait for handlers whose jobs were handed back
+    held = child.handlers
+    # Handlers of jobs that others may be given before this process has ended leave no time for hooks.
+    leaving.leave(code, hooks=held.broken or not (held.handed_back or held.running or held.lost))
 
 
 class Child:

@@ -28,7 +28,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 @dataclass
 class ChildProcess:
     worker_id: int
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str]  # the leader of a session and of a process group
     started: float
     slots: Slots
     acknowledged: float  # when its last heartbeat began that the database answered
@@ -73,7 +73,11 @@ def start_child(config: RunConfig, worker_id: int, acknowledged: float) -> Child
     try:
         with signals.held_back():
             process = subprocess.Popen(  # noqa: S603
-                python("pyworker._runner.child"), stdin=subprocess.PIPE, text=True, pass_fds=[slots.fd]
+                python("pyworker._runner.child"),
+                stdin=subprocess.PIPE,
+                text=True,
+                pass_fds=[slots.fd],
+                start_new_session=True,  # its group ends with it: the programs of its handlers
             )
     except BaseException:
         slots.close()

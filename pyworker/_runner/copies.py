@@ -1,6 +1,6 @@
-"""Copies of the worker process that a handler makes with os.fork().
+"""Copies of the worker process that handlers make with os.fork(), multiprocessing or a preexec_fn.
 
-A copy that returns from the handler must not act as a second worker."""
+A copy is an ordinary process. If it returns from the handler, it must not act as a second worker."""
 
 from __future__ import annotations
 
@@ -9,13 +9,44 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from . import signals
+
 log = logging.getLogger("pyworker.worker")
+
+
+def make_ordinary(ours: Iterable[int]) -> None:
+    """Give each copy default signals, and close these files there.
+
+    Call it before the application is imported, as hooks run in the order of their registration.
+    """
+    masks = threading.local()
+
+    def before() -> None:  # a signal that comes at once waits for its default action
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOPS)
+
+    def in_copy() -> None:
+        for number in signals.heard():
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        with open(os.devnull, "r+b", buffering=0) as nothing:
+            for fd in ours:  # not closed: their numbers stay taken
+                with contextlib.suppress(OSError):
+                    os.dup2(nothing.fileno(), fd, inheritable=False)
+        restored()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may raise only from here on
+
+    def restored() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    os.register_at_fork(before=before, after_in_parent=restored, after_in_child=in_copy)
 
 
 def end_copy(error: Any = None) -> NoReturn:

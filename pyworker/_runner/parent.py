@@ -43,7 +43,7 @@ BEAT = 2.0  # seconds at most between beats; their answers say when the next is 
 WATCH = 0.25  # seconds between checks of the children's deadlines and memory
 MEMORY = "it holds too much memory"
 NAMED = 8  # tasks in the first line
-GRACE = 2.0  # seconds from "abort" to SIGKILL
+GRACE = 2.0  # seconds from "abort" to SIGKILL, and from SIGTERM to SIGKILL for what a child leaves
 
 
 class Parent:
@@ -52,6 +52,7 @@ class Parent:
         self.control = Control(config, self._beat_soon)
         self.duties = Duties(config)
         self.children: dict[int, ChildProcess] = {}  # by pid
+        self.ending: list[tuple[float, ChildProcess]] = []  # that have ended, and when to kill their groups
         self.respawn_at: list[float] = []  # one time for each child to be replaced
         self.respawn_delay = 0.1
         self.started = False  # a child has loaded its tasks, and the database has answered it
@@ -76,6 +77,7 @@ class Parent:
         db.check_version(migrations.newest())  # later, the children check it
         while self.config.once and db.run_schedules(QUERY_TIMEOUT):
             pass
+        signals.adopt_orphans()
         with signals.listening(self._signalled, self.config.supervised) as wakeup:
             for _ in range(self.config.processes):
                 self._spawn(db)
@@ -85,11 +87,12 @@ class Parent:
     def _work(self, wakeup: socket.socket) -> None:
         threading.Thread(target=self.duties.run, daemon=True, name="maintain").start()
         threading.Thread(target=self._fence, daemon=True, name="fence").start()
-        while self.children or self.respawn_at or self.to_unregister:
+        while self.children or self.ending or self.respawn_at or self.to_unregister:
             self.turned = time.monotonic()
             self._wait(wakeup)
             self._reap()
             now = time.monotonic()
+            self._end_groups(now)
             self._watch(now)
             if self.kill_at and now >= self.kill_at:
                 self._escalate()
@@ -269,7 +272,22 @@ class Parent:
                 child = self.children.pop(ended.pid, None)
             if child:
                 child.process.returncode = ended.code
-                self._ended(child, ended.code)
+                signals.signal_group(ended.pid, signal.SIGTERM)
+                self.ending.append((time.monotonic() + GRACE, child))
+
+    def _end_groups(self, now: float) -> None:
+        """End what children that have ended leave in their groups, such as programs of their handlers.
+
+        Only then are their jobs given to others.
+        """
+        for ending in [*self.ending]:
+            kill_at, child = ending
+            if now >= kill_at:
+                signals.signal_group(child.process.pid, signal.SIGKILL)
+            elif signals.signal_group(child.process.pid, 0):
+                continue
+            self.ending.remove(ending)
+            self._ended(child, child.process.returncode)
 
     def _ended(self, child: ChildProcess, code: int) -> None:
         if child.killed:

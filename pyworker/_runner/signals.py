@@ -5,9 +5,11 @@ on them. The parents of several databases leave them to their supervisor, which 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -86,6 +88,21 @@ def ended_child() -> Exit | None:
     except ChildProcessError:
         return None
     return Exit(pid, os.waitstatus_to_exitcode(status)) if pid else None
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose own has ended, as PID 1 is, so that `ended_child` reaps them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def signal_group(group: int, number: int) -> bool:
+    """Send a signal to all processes of a group. False if there are none, or none of this user."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def wake_parent() -> None:
