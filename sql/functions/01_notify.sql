@@ -264,7 +264,7 @@ declare
 begin
     select least(
             -- If it is overdue and was locked (xmax), the promotion passed over it: after as long again.
-            (select case when j.due_at > clock() then extract(epoch from j.due_at - clock())
+            (select case when j.due_at > clock() then greatest(extract(epoch from j.due_at - clock()), 0)
                          when j.xmax::text = '0' then 0 else _growing(j.due_at) end
              from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
             v_polls_in,

@@ -123,7 +123,7 @@ begin
     select min((nullif(current_setting('pyworker.walk_' || n.name, true), '')::_walk).until) into v_until
     from unnest(array['claim', 'due', 'requests']) n(name)
     where (nullif(current_setting('pyworker.walk_' || n.name, true), '')::_walk).until > clock_timestamp();
-    return extract(epoch from v_until - clock_timestamp());
+    return greatest(extract(epoch from v_until - clock_timestamp()), 0);
 end;
 $$;
 

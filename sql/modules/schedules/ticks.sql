@@ -199,7 +199,7 @@ create or replace function seconds_until_tick() returns double precision
     language plpgsql security definer set search_path from current
 as $$
 begin
-    return (select extract(epoch from min(t.next_at) - clock()) from schedule_entries t
+    return (select greatest(extract(epoch from min(t.next_at) - clock()), 0) from schedule_entries t
             where t.next_at > clock());
 end;
 $$;
