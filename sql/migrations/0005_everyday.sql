@@ -12,3 +12,8 @@ drop function if exists _refuse_undo(live_jobs, live_jobs, boolean);
 drop function if exists _undo_retry(bigint, bigint);
 drop function if exists _undoing(text);
 alter table audit_log drop column before;
+
+-- What start_by was when the job was claimed: a job that is handed back before it has begun gets it again.
+alter table live_jobs add column begin_by timestamptz;
+alter table finished_jobs add column begin_by timestamptz;
+drop function if exists _hand_back(live_jobs);

@@ -72,8 +72,8 @@ begin
                 return query with noted as (
                     insert into claims values (work.worker_id, v_claim.run, v_claim.ids, v_claim.seen))
                 update live_jobs j
-                set state = 'running', has_slot = null, start_by = null, worker_id = work.worker_id,
-                    run = _next_run(j.run, v_claim.run), claimed_at = v_claim.now,
+                set state = 'running', has_slot = null, start_by = null, begin_by = j.start_by,
+                    worker_id = work.worker_id, run = _next_run(j.run, v_claim.run), claimed_at = v_claim.now,
                     attempts = least(j.attempts + 1, 32767) -- else a job at 32767 fails all claims
                 from unnest(v_claim.admitted) r(ctid) where j.ctid = r.ctid
                 returning 'job', j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts,
@@ -248,6 +248,7 @@ begin
                    then 'delay_s must be a number of seconds from 0 to 1000 years, got '
                         || left((r.value -> 'delay_s')::text, 40)
                when r.value ->> 'do' = 'snooze' and r.value ->> 'delay_s' is null then 'snooze needs delay_s'
+               when jsonb_typeof(r.value -> 'begun') not in ('boolean', 'null') then 'begun must be a boolean'
            end,
            r.value
     from jsonb_array_elements(reports) with ordinality r(value, n)
@@ -320,8 +321,10 @@ begin
         where c.verb = any ('{fail,cancel,discard,not_started}') having count(*) > 0;
     v_snoozed := snooze_jobs(array_agg(c.id), array_agg(c.run), array_agg(_interval_of(c.value -> 'delay_s')))
         from unnest(v_counts) c where c.verb = 'snooze' having count(*) > 0;
-    perform release_jobs(array_agg(c.id), array_agg(c.run))
-        from unnest(v_counts) c where c.verb = 'release' having count(*) > 0;
+    perform _hand_back(j, coalesce(c.value ->> 'begun', 'true') = 'true')
+        from unnest(v_counts) c cross join lateral (
+            select l.* from live_jobs l where l.id between c.id and c.id and l.run = c.run offset 0) j
+        where c.verb = 'release';
     return array(
         select row(r.position, r.verb, r.id, r.run, case
             when r.problem is not null then 'malformed: ' || r.problem

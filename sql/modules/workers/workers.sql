@@ -142,12 +142,15 @@ begin
 end;
 $$;
 
--- Requeues a job that its worker claimed and has not begun: it gets its attempt back.
-create or replace function _hand_back(job live_jobs) returns void
+-- Requeues a running job, and gives its attempt back. If its handler was not called, its expires_at still
+-- holds.
+create or replace function _hand_back(job live_jobs, begun boolean) returns void
     language plpgsql set search_path from current
 as $$
 begin
     perform _requeue(job, job.run_at, greatest(job.attempts - 1, 0), 'scheduled');
+    update live_jobs j set start_by = job.begin_by
+    where j.id = job.id and job.begin_by is not null and not (begun or _must_not_rerun(job));
 end;
 $$;
 
@@ -158,7 +161,7 @@ begin
     -- Not a delete: by this row, a sweep finds the jobs of a claim that was still open. The sweep
     -- deletes it a day later.
     update workers w set dead_at = clock() where w.id = unregister_worker.worker_id;
-    perform _hand_back(j) from _lock_free_jobs(array[unregister_worker.worker_id]) j;
+    perform _hand_back(j, true) from _lock_free_jobs(array[unregister_worker.worker_id]) j;
     perform _forget_claims(array[unregister_worker.worker_id]);
     perform _release_worker_lock(unregister_worker.worker_id);
 end;
@@ -184,7 +187,7 @@ begin
                    where k.id = v_job.id and k.run = v_job.run) then
             v_held := v_held || v_job.id;
         else
-            perform _hand_back(v_job);
+            perform _hand_back(v_job, false);
         end if;
     end loop;
     return array(
@@ -220,7 +223,7 @@ begin
     for v_job in select j.* from _lock_free_jobs(array[report_crash.worker_id]) j loop
         if not exists (select from unnest(job_ids, runs) k(id, run)
                        where k.id = v_job.id and k.run = v_job.run) then
-            perform _hand_back(v_job);
+            perform _hand_back(v_job, false);
             continue;
         end if;
         update live_jobs j set crashes = least(coalesce(j.crashes, 0) + 1, 32767) where j.id = v_job.id
