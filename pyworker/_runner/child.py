@@ -51,7 +51,7 @@ from .exchange import NOTHING, Exchange
 from .handlers import IF_URGENT, NEVER, Handlers
 from .outcomes import Outcomes
 from .pace import Pace
-from .shared import Slots
+from .shared import Slots, boottime
 from .shares import shares
 
 if TYPE_CHECKING:
@@ -269,6 +269,8 @@ class Child:
         if again := self.aside.take(hurry=self.stopping):
             self.exchange.report_again(db, again)
             self.aside.tried()
+        if self.handlers.hand_back_late():
+            self.pace.waited()
         outcomes = self.handlers.collect()
         room = 0 if self.stopping else self._room(bool(outcomes))
         if not (outcomes or room or self._must_log()):
@@ -315,15 +317,17 @@ class Child:
             part = share._replace(most=min(share.most, room - claimed))
             if asked and not part.most:
                 break
+            sent = boottime()
             turn = self.exchange.work(db, outcomes, part)
             if not turn:
                 return
             outcomes = Outcomes()
             asked, claimed = asked + part.most, claimed + len(turn.jobs)
             if self.batches and turn.jobs:
-                sizes = {self.batches.get(row[2]) for row in turn.jobs}
-                self.pace.meet(sizes, sum(len(row[3]) for row in turn.jobs))
-            self.handlers.begin(turn.jobs)
+                self.pace.meet({self.batches.get(row[2]) for row in turn.jobs})
+            if part.most:
+                self.pace.weigh([row[3] for row in turn.jobs])
+                self.handlers.begin(turn.jobs, self.pace.until(sent, boottime()))
             if len(turn.jobs) < part.most:
                 again_in = min(again_in, turn.again_in)
         if self.measures and asked:
@@ -334,7 +338,7 @@ class Child:
                 self.pace.sleep(again_in)
 
     def _room(self, reporting: bool) -> int:
-        room = self.pace.room(self.handlers.load, reporting)
+        room = 0 if self.handlers.closed_for() else self.pace.room(self.handlers.load, reporting)
         if room and self.slots.expired():  # claim nothing until the parent has extended the lease
             self.pace.put_off(1)
             return 0
@@ -345,8 +349,11 @@ class Child:
     def _wait(self) -> None:
         """Wait for a handler's end, a notification, an order, or the time of the next claim."""
         timeout: float | None = None
+        soon = self.handlers.waiting.late_in()
         if not self.stopping and self.handlers.load < self.config.concurrency:
-            timeout = self.pace.patience()
+            soon = min(soon, max(self.pace.patience(), self.handlers.closed_for()))
+        if soon < math.inf:
+            timeout = soon
         if self.aside:
             timeout = min(self.aside.due_in(), math.inf if timeout is None else timeout)
         if self.handlers.running:

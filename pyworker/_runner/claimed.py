@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,6 +49,7 @@ class Claimed:
     timeout: float | None  # seconds that its handler may run
     run_at: float  # seconds since 1970
     created_at: float
+    until: float = math.inf  # by boottime(): its handler is called by then, or it is handed back
     slot: int = -1  # while it runs: its index in the memory shared with the parent
     handler: asyncio.Task[Any] | None = None  # while it runs on the loop: cancel this
     handed: Job | AsyncJob | None = None  # what its handler got
@@ -112,6 +114,10 @@ class Batch:
     def timeout(self) -> float | None:
         """The least of its jobs', which differ only where the task was defined again meanwhile."""
         return min((job.timeout for job in self.jobs if job.timeout), default=None)
+
+    @property
+    def until(self) -> float:
+        return self.jobs[0].until  # the first to be claimed
 
     @property
     def cancelled(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -28,9 +29,11 @@ from .batches import gathered, run_batch, run_batch_async
 from .claimed import Batch, Call, Claimed
 from .config import EXIT_BROKEN, RunConfig
 from .connections import Connections
-from .copies import end_copy, keep_from_copies
+from .copies import end_copy
+from .loop import start_loop
 from .outcomes import Ended, Outcome, Outcomes, Report, failure_of, failures_of, release, tell
-from .shared import Slots
+from .shared import Slots, boottime
+from .waiting import Waiting, handed_back
 
 log = logging.getLogger("pyworker.worker")
 
@@ -50,9 +53,10 @@ class Handlers:
         self.connections = connections
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
         self.context = copy_context()  # holds what task modules set; each handler runs in its own copy
-        # `lock` guards `ready` (claimed, not started), `running`, `lost` and `batches`.
+        # `lock` guards `waiting`, `running`, `lost` and `batches`.
         self.lock = threading.Lock()
-        self.ready: deque[Claimed] = deque()
+        self.waiting = Waiting(self.lock)
+        self.ready = self.waiting.ready
         self.running: dict[int, Claimed] = {}  # by id
         # By id and run: a job may run again before the handler of its lost run ends.
         self.lost: dict[tuple[int, int], Claimed] = {}
@@ -85,13 +89,17 @@ class Handlers:
         with self.lock:  # `_ended` moves a job from `running` to `outcomes`
             return not (self.ready or self.running or self.lost or self.outcomes)
 
-    def begin(self, claimed: Iterable[Sequence[Any]]) -> None:
-        """Take claimed jobs.
-
-        Start as many as there is room for; the others wait in `ready`.
-        """
+    def closed_for(self) -> float:
+        """Seconds in which nothing is to be claimed, as a job runs alone or is to."""
         with self.lock:
-            self.ready.extend(Claimed(*row) for row in claimed)
+            if self.isolated or (self.ready and self.ready[0].crashes):
+                return math.inf
+            return max(self.waiting.shy_until - boottime(), 0.0) if self.load else 0.0
+
+    def begin(self, claimed: Iterable[Sequence[Any]], until: float) -> None:
+        """Take claimed jobs, which must begin until this boottime(). Start as many as there is room for."""
+        with self.lock:
+            self.waiting.take(claimed, until)
             begun = self._start()
         self._dispatch(begun)
 
@@ -120,25 +128,30 @@ class Handlers:
                 + [outcome[:2] for outcome in self.outcomes]
             )
 
-    def hand_back(self, everything: bool) -> None:
-        """Release the ready jobs, with `everything` also the running ones.
-
-        Their handlers end with this process.
-        """
+    def hand_back_late(self) -> int:
+        """Release the jobs that have waited too long. How many have, since the last call?"""
         with self.lock:
-            self._release(self.ready)
-            self.ready.clear()
+            self._release(self.waiting.go_back())
+            for call in self.waiting.calls_back():  # its slot is free when it comes to its thread or the loop
+                self.slots.clear(call.slot)
+                held = [job for job in call.jobs if self.running.get(job.id) is job]
+                self._release(self.running.pop(job.id) for job in held)
+            late, self.waiting.late = self.waiting.late, 0
+        return late
+
+    def hand_back(self, everything: bool) -> None:
+        """Release the ready jobs; with `everything` also the running ones, as this process ends."""
+        with self.lock:
+            self._release(self.waiting.go_back(everything=True))
             if everything:
+                self.waiting.calls.clear()
                 for jobs in (self.running, self.lost):
-                    self._release(jobs.values())
+                    self._release(jobs.values(), begun=True)
                     self.handed_back.extend(jobs.values())
                     jobs.clear()
 
     def cancel(self, runs: set[tuple[int, int]]) -> None:
-        """Cancel these jobs, or jobs that are no longer ours.
-
-        Release the ready ones, and tell the handlers of the running ones.
-        """
+        """Release these jobs if they are ready, and tell the handlers of those that run."""
         with self.lock:
             for job in [job for job in self.ready if (job.id, job.run) in runs]:
                 self.ready.remove(job)
@@ -155,8 +168,8 @@ class Handlers:
 
     # -- where a job begins -----------------------------------------------------------------------
 
-    def _release(self, jobs: Iterable[Claimed]) -> None:
-        self.outcomes.extend(release(job) for job in jobs)
+    def _release(self, jobs: Iterable[Claimed], begun: bool = False) -> None:
+        self.outcomes.extend(release(job, begun) for job in jobs)
 
     def _cancel(self, job: Claimed) -> None:
         job.cancelled = True
@@ -170,19 +183,17 @@ class Handlers:
         self.slots.set_call(call.slot, call.runs, time.monotonic() + CANCEL_GRACE)
 
     def _start(self) -> list[Call]:
-        """Assign free slots to ready jobs.
-
-        Call it with the lock held; dispatch the returned calls after releasing it.
-        """
+        """Assign free slots to ready jobs. Dispatch the returned calls after releasing the lock."""
         begun: list[Call] = []
-        if self.ready and self.slots.expired():  # this process was suspended: release what is still ours
-            self._release(self.ready)
-            self.ready.clear()
+        if self.ready:  # if its lease has expired, this process was suspended: release what is still ours
+            self._release(self.waiting.go_back(everything=self.slots.expired()))
         while self.ready and self.free_slots and not (self.isolated or self.broken):
             if self.ready[0].crashes and len(self.free_slots) < self.config.concurrency:
                 break  # another call runs
             job = self.ready.popleft()
-            self.isolated = job.crashes > 0
+            if job.crashes:
+                self.isolated = True
+                self.waiting.runs_alone()
             task, slot = self.tasks[job.task_identifier], self.free_slots.pop()
             if task.batch is None:
                 call = job
@@ -200,6 +211,7 @@ class Handlers:
                 self.slots.set(slot, job.id, job.run, deadline)
             else:
                 self.slots.set_call(slot, call.runs, deadline)
+            self.waiting.calls[slot] = call
             begun.append(call)
         return begun
 
@@ -246,7 +258,9 @@ class Handlers:
                     suspects = [call]
                     task, context = self.tasks[call.task_identifier], self.context.copy()
                     run: Any = run_job if isinstance(call, Claimed) else run_batch
-                    begun = self._ended(call, context.run(run, call, task, self.connections))
+                    begins = self.waiting.begins(call)
+                    ended = context.run(run, call, task, self.connections) if begins else handed_back(call)
+                    begun = self._ended(call, ended)
                     suspects = []
                     call = self._dispatch(begun, in_thread=True)
         except BaseException as error:
@@ -274,22 +288,27 @@ class Handlers:
             job = call.jobs[0]
             held = self.running.get(job.id) is job or (job.id, job.run) in self.lost
             if held and cast("asyncio.Task[None]", call.handler).done():
-                ends: list[Ended] = [(release(job), None) for job in call.jobs]
-                self._end(call, ends[0] if isinstance(call, Claimed) else ends)
+                self.waiting.calls.pop(call.slot, None)
+                self._end(call, handed_back(call))
         self._looking = bool(self._spawned)
         if self._looking:
             self.loop.call_soon(self._look, len(self._spawned))
 
     async def _run_async(self, job: Claimed) -> None:
         try:
-            ended = await run_job_async(job, self.tasks[job.task_identifier], self.connections)
+            task, begins = self.tasks[job.task_identifier], self.waiting.begins(job)
+            ended: Ended = (
+                await run_job_async(job, task, self.connections) if begins else (release(job), None)
+            )
         except BaseException as error:
             ended = failure_of(job, error)
         self._end(job, ended)
 
     async def _run_batch(self, batch: Batch) -> None:
         try:
-            ends = await run_batch_async(batch, self.tasks[batch.task_identifier], self.connections)
+            task, begins = self.tasks[batch.task_identifier], self.waiting.begins(batch)
+            back: list[Ended] = [] if begins else [(release(job), None) for job in batch.jobs]
+            ends = back or await run_batch_async(batch, task, self.connections)
         except BaseException as error:
             ends = failures_of(batch.jobs, error)
         self._end(batch, ends)
@@ -307,40 +326,17 @@ class Handlers:
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self.loop is None:
-            new_event_loop = asyncio.new_event_loop
-            if self.config.uvloop:
-                with contextlib.suppress(ImportError):
-                    from uvloop import new_event_loop
-            self.loop = new_event_loop()
-            threading.Thread(target=self._turn_loop, args=[self.loop], daemon=True, name="event-loop").start()
+            self.loop = start_loop(self.config.uvloop, self._loop_failed)
         return self.loop
 
-    def _turn_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the loop, and restart it for the other handlers when a handler stops it.
-
-        A handler does so by loop.stop(), or by SystemExit or KeyboardInterrupt in a subtask.
-        """
-        keep_from_copies(loop)
-        while True:
-            why = "loop.stop()"
-            try:
-                loop.run_forever()
-            except (SystemExit, KeyboardInterrupt) as error:
-                why = type(error).__name__
-            except BaseException as error:
-                calls = (*self.batches.values(), *self.running.values(), *self.lost.values())
-                self._give_up([call for call in calls if call.handler is not None], error)
-            if os.getpid() != self._pid:
-                end_copy()
-            log.error("a handler has stopped the event loop (%s); it goes on", why)
+    def _loop_failed(self, error: BaseException) -> None:
+        calls = (*self.batches.values(), *self.running.values(), *self.lost.values())
+        self._give_up([call for call in calls if call.handler is not None], error)
 
     # -- where a job ends -------------------------------------------------------------------------
 
     def _ended(self, call: Call, ended: Ended | list[Ended]) -> list[Call]:
-        """The one place where jobs end.
-
-        Returns calls that may start now, for the caller to dispatch.
-        """
+        """The one place where jobs end. Returns calls that may start now, for the caller to dispatch."""
         ends: Sequence[tuple[Claimed, Ended]]
         if isinstance(call, Claimed):
             ends = ((call, cast("Ended", ended)),)

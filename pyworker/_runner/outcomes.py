@@ -88,7 +88,7 @@ def failure_of(job: Claimed, error: BaseException) -> Ended:
     """The outcome of a handler that raised. Never raises, so each started job has an outcome."""
     try:
         if suspends(error):
-            return release(job), error  # its run has ended already
+            return release(job, begun=True), error  # its run has ended already
         report = _report(job, error)
     except BaseException as problem:
         report = _failed(job, f"{name_of(error)}: the exception cannot be shown ({name_of(problem)})")
@@ -109,9 +109,9 @@ def failures_of(jobs: Sequence[Claimed], error: BaseException) -> list[Ended]:
     return ends
 
 
-def release(job: Claimed) -> Report:
-    """Hand the job back: its attempt does not count."""
-    return Report(job.id, job.run, "release")
+def release(job: Claimed, begun: bool = False) -> Report:
+    """Hand the job back: its attempt does not count. `begun`: its handler was called."""
+    return Report(job.id, job.run, "release", more={"begun": begun})
 
 
 def unstorable(outcome: Outcome, why: str) -> Report:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+
+from .waiting import HOLD
 
 MAX_PREFETCH = 500
 MAX_BATCHED = 2000  # where all jobs go to batch handlers: a turn of 1,000 jobs costs a third less than two
-LARGE = 32_000_000  # characters of payloads in a claim, above which it prefetches no more than MAX_PREFETCH
+LARGE = 32_000_000  # characters of payloads that a claim may bring, as far as the one before it can tell
+CALM, CALMEST = 2.0, 64.0  # seconds without prefetching, after jobs have waited too long: at first, at most
 
 
 class Pace:
@@ -21,6 +24,9 @@ class Pace:
         self.prefetch = 0
         self.batch = 0  # jobs of a call, as long as claims bring jobs of batch handlers alone
         self._most = MAX_PREFETCH
+        self._size = 0.0  # characters of a payload
+        self._calm_until, self._calm = 0.0, 0.0
+        self._trip = 0.0  # how long the last claim took
 
     def hear(self) -> None:
         """Handle a notification: there may be jobs to claim."""
@@ -36,17 +42,39 @@ class Pace:
             return 0
         room = self._concurrency + self.prefetch - load
         if load < self._concurrency:  # a handler would be idle
-            return max(room, self.batch)
-        return room if room >= self.prefetch // 2 else 0  # prefer one large claim to many small ones
+            return min(max(room, self.batch), self._fits)
+        # Prefer one large claim to many small ones.
+        return min(room, self._fits) if room >= self.prefetch // 2 else 0
 
-    def meet(self, batches: Collection[int | None], characters: int = 0) -> None:
-        """Learn which tasks a claim has brought: how many jobs a call of each takes (None: a plain task).
+    @property
+    def _fits(self) -> int:
+        return max(int(LARGE / max(self._size, 1.0)), 1)
 
-        characters: of all payloads."""
+    def meet(self, batches: Collection[int | None]) -> None:
+        """Learn which tasks a claim has brought: how many jobs a call of each takes (None: a plain task)."""
         self.batch = 0 if None in batches else max(size or 0 for size in batches)
-        self._most = MAX_PREFETCH
-        if self.batch and characters < LARGE:
-            self._most = max(MAX_BATCHED, 2 * self.batch)
+        self._most = max(MAX_BATCHED, 2 * self.batch) if self.batch else MAX_PREFETCH
+
+    def weigh(self, payloads: Sequence[str]) -> None:
+        """Learn how large the payloads of a claim were."""
+        if payloads:
+            self._size = max(sum(map(len, payloads)) / len(payloads), self._size / 2)
+
+    def until(self, sent: float, now: float) -> float:
+        """Until when the jobs of a claim must begin: within a second of its request.
+
+        If the answer takes longer, the process stood still, or the network is slow: so is the next answer,
+        too. Then the second counts from the answer."""
+        before, self._trip = self._trip, now - sent
+        return (now if HOLD < self._trip <= 2 * before else sent) + HOLD
+
+    def waited(self) -> None:
+        """Some jobs have waited too long: prefetch none for a while, and longer if it happens again."""
+        now = time.monotonic()
+        if now >= self._calm_until:
+            self._calm = min(2 * self._calm, CALMEST) if now < self._calm_until + self._calm else CALM
+            self._calm_until = now + self._calm
+        self.prefetch = 0
 
     def put_off(self, seconds: float) -> None:
         self.nothing_available, self.claim_at = True, time.monotonic() + seconds
@@ -54,7 +82,8 @@ class Pace:
     def learn(self, asked: int, got: int, reported: int) -> None:
         """Prefetch as many jobs as just ended in one turn.
 
-        Slow jobs stay available to other workers, and quick ones need no wait.
+        Slow jobs stay available to other workers, and quick ones need no wait. While it is calm, prefetch
+        none: a job that goes back has started in vain, as a rate counts.
         """
         if got < asked:
             self.prefetch //= 2
@@ -62,6 +91,7 @@ class Pace:
             self.prefetch = min(self._most, max(2 * self.prefetch, 2 * reported))
         else:
             self.prefetch = max(2 * reported, self.prefetch // 2)
+        self.prefetch = min(self.prefetch, self._fits) if time.monotonic() >= self._calm_until else 0
 
     def sleep(self, again_in: float) -> None:
         """Wait for a notification, at most as long as `work` has said."""
