@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import psycopg
 
-from ._checks import seconds_of
+from ._checks import checked, wait_of
+from ._opened import guard, refuse_inside, within
 from ._payload import storable, to_json
 from .errors import Duplicate, InvalidArgument, WrongState
 
@@ -92,8 +93,8 @@ class _Steps:
         id: int
         run: int
         _connections: Connections
-        _in_transaction: Any
         _transaction: str
+        _underway: int
 
         @property
         def _book(self) -> Book: ...
@@ -104,39 +105,40 @@ class _Steps:
     def _named(self, caller: str, name: str) -> Iterator[None]:
         """Take a name for a step or a wait. After an exception, it may be taken again."""
         # Refused before the step is done, not when it is saved.
-        text = isinstance(name, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not text or not 1 <= len(name) <= 512:
+        if not 1 <= len(checked(caller, "name", name)) <= 512:
             raise InvalidArgument(
                 f"{caller}: name must be a string of 1 to 512 characters, got {name!r:.530}"
             )
-        if self._transaction == "open":
-            raise WrongState(
-                f"{caller}: not inside job.transaction() or job.step_transaction(),"
-                " which may be rolled back when this is not"
-            )
-        if self._transaction:
-            raise WrongState(f"{caller}: not after job.transaction(), which has completed the job")
-        if name in self._book.names:
-            raise Duplicate(
-                f"{caller}: {name!r} was used before in this run; each step and each wait of a job needs a"
-                " name of its own"
-            )
-        self._book.names.add(name)
+        refuse_inside(
+            self,
+            caller,
+            "not inside job.transaction() or job.step_transaction(),"
+            " which may be rolled back when this is not",
+        )
+        with guard:
+            if self._transaction == "open":
+                raise WrongState(
+                    f"{caller}: not while another task or thread of the handler is in job.transaction(),"
+                    " which completes the job"
+                )
+            if self._transaction:
+                raise WrongState(f"{caller}: not after job.transaction(), which has completed the job")
+            if name in self._book.names:
+                raise Duplicate(
+                    f"{caller}: {name!r} was used before in this run; each step and each wait of a job needs"
+                    " a name of its own"
+                )
+            self._book.names.add(name)
+            self._underway += 1
         try:
             yield
         except BaseException:
             self._book.names.discard(name)
             self._book.saved = None
             raise
-
-    @contextmanager
-    def _within(self, conn: Any) -> Iterator[None]:
-        """Let job.add_job use the step's transaction."""
-        self._in_transaction, self._transaction = conn, "open"
-        try:
-            yield
         finally:
-            self._in_transaction, self._transaction = None, ""
+            with guard:
+                self._underway -= 1
 
     @staticmethod
     def _json(caller: str, name: str, result: Any) -> str:
@@ -184,12 +186,14 @@ class Steps(_Steps):
             if name in saved:
                 yield Step(name, saved[name])
                 return
-            with self._connections.connection() as conn, conn.transaction():
-                step = Step(name, None, conn)
-                with self._within(conn):
-                    yield step
+
+            def finish(conn: Any) -> None:
                 result = self._json("job.step_transaction()", name, step.result)
                 self._connections.save_step_in(conn, self.id, self.run, name, result)
+
+            with self._connections.lend("job.step_transaction()", finish) as lent, within(self, lent):
+                step = Step[psycopg.Connection[Any]](name, None, lent)
+                yield step
 
     def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
         """The payload of a signal that was sent to this job (send_signal); None if the timeout has passed.
@@ -203,7 +207,7 @@ class Steps(_Steps):
         """
         refuse_in_batch(self._batched, "job.wait_for()", "it would end the run of one job within the call")
         with self._named("job.wait_for()", name):
-            seconds = None if timeout is None else seconds_of("job.wait_for()", timeout)
+            seconds = wait_of("job.wait_for()", timeout)
             answer = self._connections.wait_for_signal(self.id, self.run, name, seconds)
             if answer is None:
                 raise Suspended(name)
@@ -241,18 +245,21 @@ class AsyncSteps(_Steps):
             if name in saved:
                 yield Step(name, saved[name])
                 return
-            async with self._connections.async_connection() as conn, conn.transaction():
-                step = Step(name, None, conn)
-                with self._within(conn):
-                    yield step
+
+            async def finish(conn: Any) -> None:
                 result = self._json("job.step_transaction()", name, step.result)
                 await self._connections.save_step_in_async(conn, self.id, self.run, name, result)
+
+            async with self._connections.lend_async("job.step_transaction()", finish) as lent:
+                with within(self, lent):
+                    step = Step[psycopg.AsyncConnection[Any]](name, None, lent)
+                    yield step
 
     async def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
         """Like Job.wait_for."""
         refuse_in_batch(self._batched, "job.wait_for()", "it would end the run of one job within the call")
         with self._named("job.wait_for()", name):
-            seconds = None if timeout is None else seconds_of("job.wait_for()", timeout)
+            seconds = wait_of("job.wait_for()", timeout)
             answer = await self._connections.wait_for_signal_async(self.id, self.run, name, seconds)
             if answer is None:
                 raise Suspended(name)

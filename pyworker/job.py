@@ -13,15 +13,17 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack, cast
 
 import psycopg
 
 from . import _client
 from ._arguments import AddOptions, TaskLike
+from ._checks import checked
 from ._db.rows import JobRow
 from ._inputs import Inputs, inputs_of
 from ._logging import JobLogger
+from ._opened import guard, opened, refuse_inside, within
 from ._steps import AsyncSteps, Book, Steps, refuse_in_batch
 from .errors import InvalidArgument, WrongState
 
@@ -101,6 +103,30 @@ class Failed(Outcome):
         super().__init__(self.reason)
 
 
+KINDS = (Snooze, Cancel, Discard, NotStarted, Failed)
+
+
+def agreed(error: BaseException) -> BaseException:
+    """The outcome of an exception group whose members are all of one kind; any other error as it is."""
+    members: list[Any] = [*_members(error)]
+    for kind in KINDS:
+        if all(isinstance(one, kind) for one in members):
+            if kind is Snooze:
+                return max(members, key=lambda one: one.delay)
+            if kind is Failed and len(members) > 1:
+                return Failed([each for one in members for each in one.elements], members[0].reason)
+            return members[0]
+    return error
+
+
+def _members(error: BaseException) -> Iterator[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for one in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+        yield from _members(one)
+
+
 @dataclass(slots=True)
 class _JobFields(Generic[PayloadT]):
     id: int
@@ -117,11 +143,11 @@ class _JobFields(Generic[PayloadT]):
     sequence_key: str | None
     _created_at: float = field(repr=False)
     _connections: Connections = field(repr=False)
-    _in_transaction: Any = field(default=None, repr=False)
     _cancelled: bool = field(default=False, repr=False)
     _transaction: str = field(default="", repr=False)  # "open", or "committed", which completed the job
     _steps: Book | None = field(default=None, repr=False)
     _silent_until: float = field(default=0.0, repr=False)  # until then progress writes nothing
+    _underway: int = field(default=0, repr=False)  # steps and waits that are not done
     _batched: bool = field(default=False, repr=False)  # its handler got other jobs, too: a batch
 
     @property
@@ -152,28 +178,56 @@ class _JobFields(Generic[PayloadT]):
         """True if job.transaction() has completed the job."""
         return self._transaction == "committed"
 
-    def _begin_transaction(self) -> None:
+    @contextmanager
+    def _completing(self) -> Iterator[list[str]]:
+        """Around a transaction that completes the job: it appends its id before its commit."""
         refuse_in_batch(self._batched, "job.transaction()", "its jobs end when the call returns")
-        if self._transaction == "open":
-            raise WrongState(
-                "job.transaction(): not inside another job.transaction() or step_transaction() of this job:"
-                " use the connection that is open"
-            )
-        if self._transaction:
-            raise WrongState(
-                "job.transaction(): not after another job.transaction() of this job, which has completed it"
-            )
-        self._transaction = "open"
+        refuse_inside(
+            self,
+            "job.transaction()",
+            "not inside another job.transaction() or step_transaction() of this job:"
+            " use the connection that is open",
+        )
+        with guard:
+            if self._transaction == "open":
+                raise WrongState(
+                    "job.transaction(): not while another task or thread of the handler has one open,"
+                    " which completes the job"
+                )
+            if self._transaction:
+                raise WrongState(
+                    "job.transaction(): not after another job.transaction() of this job,"
+                    " which has completed it"
+                )
+            if self._underway:
+                raise WrongState(
+                    "job.transaction(): not while a step or a wait of this job is underway,"
+                    " as it completes the job"
+                )
+            self._transaction = "open"
+        transactions: list[str] = []
+        ended = ""
+        try:
+            yield transactions
+            ended = "committed" if transactions else ""
+        finally:
+            self._transaction = ended
 
-    def _tells(self, progress: float) -> bool:
+    def _tells(self, progress: float, message: str | None) -> bool:
         number = isinstance(progress, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not number or isinstance(progress, bool):
+        if not number or isinstance(progress, bool) or not 0 <= progress <= 1:
             raise InvalidArgument(f"job.progress(): progress must be a number from 0 to 1, got {progress!r}")
+        text = isinstance(message, str | None)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not text:
+            raise InvalidArgument(f"job.progress(): message must be a string or None, got {message!r}")
         now = time.monotonic()
-        if now < self._silent_until and 0 <= progress < 1:
+        if now < self._silent_until and progress < 1:
             return False
         self._silent_until = now + 1
         return True
+
+    def _mark(self, key: str) -> str:
+        return f"job {self.id}: {checked('job.once()', 'key', key)}"
 
     def log(self, message: str, level: LogLevel = "info") -> None:
         """Add a line to the job's log, which is kept with the job: `job.log("page 4 has no text")`.
@@ -222,7 +276,7 @@ class Job(_JobFields[PayloadT], Steps):
         progress: from 0 to 1. It writes at most once a second: a call within a second of the last write does
         nothing, unless progress is 1. get_job, `pyworker jobs ID` and the dashboard show it. Raises
         InvalidArgument, ClaimLost. (SQL: set_progress)"""
-        if self._tells(progress):
+        if self._tells(progress, message):
             self._connections.set_progress(self.id, self.run, progress, message)
 
     def once(self, key: str) -> bool:
@@ -231,7 +285,7 @@ class Job(_JobFields[PayloadT], Steps):
         The code up to this call runs at least once, the code after it at most once. The mark is
         committed at once, on another connection: it stays if job.transaction() is rolled back.
         For a key of the application, use SELECT pyworker.once(key)."""
-        return self._connections.once(f"job {self.id}: {key}")
+        return self._connections.once(self._mark(key))
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
@@ -244,27 +298,20 @@ class Job(_JobFields[PayloadT], Steps):
         database happen once. A second transaction, inside the first or after its commit, raises
         WrongState; after a rollback you may try again.
         """
-        xact, ended = None, ""
-        self._begin_transaction()
-        try:
-            with self._connections.connection() as conn:
-                try:
-                    with conn.transaction():
-                        self._in_transaction = conn
-                        yield conn
-                        self._in_transaction = None
-                        xact = self._connections.finish_job(conn, self.id, self.run)
-                except psycopg.OperationalError:
-                    # If the connection was lost during COMMIT, only the database knows the result.
-                    if (
-                        xact is None
-                        or not conn.closed
-                        or not self._connections.committed(self.id, self.run, xact)
-                    ):
-                        raise
-                ended = "committed" if xact else ""
-        finally:
-            self._in_transaction, self._transaction = None, ended
+        with self._completing() as ids:
+
+            def finish(conn: Any) -> None:
+                ids.append(self._connections.finish_job(conn, self.id, self.run))
+
+            lent = None
+            try:
+                with self._connections.lend("job.transaction()", finish) as lent, within(self, lent):
+                    yield lent
+            except psycopg.OperationalError:
+                # If the connection was lost during COMMIT, only the database knows the result.
+                committed = self._connections.committed
+                if not (lent and ids and lent.lost and committed(self.id, self.run, ids[0])):
+                    raise
 
     def add_job(
         self, identifier: str | TaskLike, payload: Any = None, **options: Unpack[AddOptions]
@@ -273,7 +320,7 @@ class Job(_JobFields[PayloadT], Steps):
 
         Takes the arguments of pyworker.add_job.
         """
-        open_one: psycopg.Connection[Any] | None = self._in_transaction
+        open_one: psycopg.Connection[Any] | None = opened(self)
         if open_one is not None:
             return _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)
         with self._connections.connection() as conn:
@@ -288,27 +335,25 @@ class AsyncJob(_JobFields[PayloadT], AsyncSteps):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         """Like Job.transaction, with an asynchronous connection."""
-        xact, ended = None, ""
-        self._begin_transaction()
-        try:
-            async with self._connections.async_connection() as conn:
-                try:
-                    async with conn.transaction():
-                        self._in_transaction = conn
-                        yield conn
-                        self._in_transaction = None
-                        xact = await self._connections.finish_job_async(conn, self.id, self.run)
-                except psycopg.OperationalError:
-                    committed = self._connections.committed
-                    if (
-                        xact is None
-                        or not conn.closed
-                        or not await asyncio.to_thread(committed, self.id, self.run, xact)
-                    ):
-                        raise
-                ended = "committed" if xact else ""
-        finally:
-            self._in_transaction, self._transaction = None, ended
+        with self._completing() as ids:
+
+            async def finish(conn: Any) -> None:
+                ids.append(await self._connections.finish_job_async(conn, self.id, self.run))
+
+            lent = None
+            try:
+                async with self._connections.lend_async("job.transaction()", finish) as lent:
+                    with within(self, lent):
+                        yield lent
+            except psycopg.OperationalError:
+                committed = self._connections.committed
+                if not (
+                    lent
+                    and ids
+                    and lent.lost
+                    and await asyncio.to_thread(committed, self.id, self.run, ids[0])
+                ):
+                    raise
 
     @property
     async def inputs(self) -> Inputs:
@@ -317,18 +362,18 @@ class AsyncJob(_JobFields[PayloadT], AsyncSteps):
 
     async def progress(self, progress: float, message: str | None = None) -> None:
         """Like Job.progress."""
-        if self._tells(progress):
+        if self._tells(progress, message):
             await self._connections.set_progress_async(self.id, self.run, progress, message)
 
     async def once(self, key: str) -> bool:
         """Like Job.once."""
-        return await self._connections.once_async(f"job {self.id}: {key}")
+        return await self._connections.once_async(self._mark(key))
 
     async def add_job(
         self, identifier: str | TaskLike, payload: Any = None, **options: Unpack[AddOptions]
     ) -> JobRow:
         """Like Job.add_job."""
-        open_one: psycopg.AsyncConnection[Any] | None = self._in_transaction
+        open_one: psycopg.AsyncConnection[Any] | None = opened(self)
         if open_one is not None:
             return await _client.add_job(
                 open_one, identifier, payload, schema=self._connections.schema, **options

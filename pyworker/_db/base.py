@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from ..errors import PyworkerError, translated
 from .rows import JOB_COLUMNS, JobRow, job_row
@@ -45,7 +46,9 @@ class Base:
     def _rows(self, statement: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
         with self._guard(self.conn), translated():
             # Binary, because the text of a time or an interval depends on session settings.
-            return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
+            # With factories of our own, as the connection may be a test's (pyworker.testing).
+            with psycopg.Cursor(self.conn, row_factory=tuple_row) as cursor:
+                return cursor.execute(cast("Any", statement), parameters, binary=True).fetchall()
 
     def _value(self, call: str, *parameters: Any) -> Any:
         return self._rows(f"select {self._s}.{call}", parameters)[0][0]

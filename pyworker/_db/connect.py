@@ -19,7 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ..errors import sqlstate_of
-from .connection import Connection
+from .connection import OWN_ADAPTERS, Connection
 
 # Which server it is. Its host and port do not tell: one server may be reached by many.
 _STARTED = b"extract(epoch from pg_postmaster_start_time())::text"
@@ -32,7 +32,7 @@ RUNS_IT = (
     b"select bool_or(nullif(state, 'disabled') = 'active' and wait_event_type is distinct from 'Client')"
     b" from pg_stat_activity where pid = %s and wait_event is distinct from 'ClientWrite'"
 )
-BE_QUIET = b"select set_config('pyworker.notify', 'off', false)"
+BE_QUIET = "select set_config('pyworker.notify', 'off', false)"
 READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
 NEEDS_READ_COMMITTED = (
     "there is a transaction pooler in between, and transactions begin at {}: a worker needs read committed."
@@ -58,6 +58,8 @@ _SERVER = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "14000",
 }
+# For handlers' connections. As libpq's `options` they would displace PGOPTIONS and those of a service file.
+KEEPALIVES = "; ".join(f"set {name} = '{value}'" for name, value in _SERVER.items())
 # Our statements rely on these settings; they override those of the role and the database.
 _OURS = {
     "DateStyle": "ISO, MDY",
@@ -122,20 +124,13 @@ def conninfo(dsn: str, application_name: str = "pyworker") -> str:
     return make_conninfo(**{"application_name": application_name, **_DEFAULTS, **_given(dsn)})
 
 
-def keepalives() -> tuple[bytes, list[list[str]]]:
-    """The statement that sets the server's keepalives on each handler connection.
-
-    As libpq's `options` they would displace PGOPTIONS and those of a service file.
-    """
-    return SET_ALL, [list(_SERVER), list(_SERVER.values())]
-
-
 def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
     """Open an autocommit connection at READ COMMITTED, which the protocol's statements require.
 
     A worker's connection has no time limits.
     """
-    conn = Connection.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
+    info = make_conninfo(conninfo(dsn), client_encoding="UTF8")
+    conn = Connection[Any].connect(info, autocommit=True, context=OWN_ADAPTERS)
     with answered(conn):
         pid, isolation, server = conn.execute(ABOUT).fetchall()[0]
         _known[conn] = server, pid != conn.info.backend_pid

@@ -6,15 +6,30 @@ answer. Where the statement's error was caught, the caller would believe that al
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import psycopg
+from psycopg.adapt import AdaptersMap
 from psycopg.pq import TransactionStatus
 from psycopg.rows import Row
+from psycopg.types.json import set_json_loads
 
 from ..errors import TransactionAborted
+
+
+class _OwnAdapters:
+    """psycopg's adapters as they were before the application's modules changed them for all connections."""
+
+    def __init__(self) -> None:
+        self.adapters = AdaptersMap(psycopg.adapters)
+        self.connection = None
+        set_json_loads(json.loads, cast("Any", self))
+
+
+OWN_ADAPTERS = _OwnAdapters()
 
 
 def refuse_aborted(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -28,6 +43,8 @@ def refuse_aborted(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any])
 
 class Connection(psycopg.Connection[Row]):
     """psycopg's, whose commit() and transaction() raise TransactionAborted rather than roll back silently."""
+
+    was_lent = False  # to a handler, since it was cleaned: see lent
 
     def commit(self) -> None:
         try:
@@ -49,6 +66,8 @@ class Connection(psycopg.Connection[Row]):
 
 class AsyncConnection(psycopg.AsyncConnection[Row]):
     """The same for asyncio."""
+
+    was_lent = False
 
     async def commit(self) -> None:
         try:

@@ -14,7 +14,6 @@ from .._payload import to_json
 from .._texts import printable
 from ..errors import translated
 from .base import Base
-from .queue import dependency_results_statement
 from .rows import JOB_COLUMNS
 from .text import as_identifier, named_call, quoted
 
@@ -218,30 +217,6 @@ class Worker(Base):
 
     def start_job(self, job_id: int, run: int) -> bool:
         return self._rows(start_job_statement(self.schema), [job_id, run])[0][0]
-
-    def start_jobs(self, job_ids: Sequence[int], runs: Sequence[int]) -> list[int]:
-        return self._rows(start_jobs_statement(self.schema), [list(job_ids), list(runs)])[0][0]
-
-    def once(self, key: str) -> bool:
-        return self._value("once(%s)", key)
-
-    def save_step(self, job_id: int, run: int, name: str, result: str) -> None:
-        self._rows(save_step_statement(self.schema), [job_id, run, name, result])
-
-    def set_progress(self, job_id: int, run: int, progress: float, message: str | None) -> None:
-        self._rows(set_progress_statement(self.schema), [job_id, run, progress, message])
-
-    def steps(self, job_id: int) -> str:
-        return self._rows(steps_statement(self.schema), [job_id])[0][0]
-
-    def inputs(self, job_id: int) -> str:
-        return self._rows(dependency_results_statement(self.schema), [job_id])[0][0]
-
-    def wait_for_signal(self, job_id: int, run: int, name: str, timeout: float | None) -> str | None:
-        return self._rows(wait_for_signal_statement(self.schema), [job_id, run, name, timeout])[0][0]
-
-    def finish_job(self, job_id: int, run: int) -> str:
-        return self._rows(finish_job_statement(self.schema), [job_id, run])[0][1]
 
     def was_finished(self, job_id: int, run: int, transaction: str) -> bool | None:
         return self._value("was_finished(%s, %s, %s::xid8)", job_id, run, transaction)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg.rows import tuple_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
-from .._db.connect import BE_QUIET, WHICH_SERVER, conninfo, cut, keepalives
-from .._db.connection import AsyncConnection, Connection, refuse_aborted
+from .._db.connect import BE_QUIET, KEEPALIVES, WHICH_SERVER, conninfo, cut
+from .._db.connection import OWN_ADAPTERS, AsyncConnection, Connection, refuse_aborted
 from .._db.database import Database
+from .._db.lent import CLEAN, AnyConnection, Lent, LentAsync, last, last_async
 from .._db.queue import dependency_results_statement
 from .._db.worker import (
     finish_job_statement,
@@ -27,13 +30,16 @@ from .._db.worker import (
     steps_statement,
     wait_for_signal_statement,
 )
-from ..errors import translated
+from .._texts import printable
+from ..errors import WrongState, translated
 from .config import RunConfig
 from .lines import Lines
 
-# Each handler may hold one connection in job.transaction(). One more stays free for job.once()
-# inside.
-ONE_MORE = 1
+# Each handler may hold a connection in job.transaction(), and one may do several steps beside each other.
+MORE = 2
+ONE_MORE = 1  # stays free for job.once(), job.progress() and their like inside of those
+MAX_IDLE = 10.0  # seconds after which one idle connection is closed, and then the next
+PATIENCE = 30.0  # seconds to wait for a connection
 
 
 class Connections:
@@ -48,70 +54,132 @@ class Connections:
         self.pooled = False
         self.rehearsal = rehearsal
         self._config = config
-        self._sync: ConnectionPool[psycopg.Connection[Any]] | None = None
-        self._async: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
+        self._sync: ConnectionPool[Connection[Any]] | None = None
+        self._async: AsyncConnectionPool[AsyncConnection[Any]] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the async pool
         self._lock = threading.Lock()
+        # For what is lent to handlers.
+        self._turns = threading.Semaphore(config.concurrency + MORE)
+        self._async_turns = asyncio.Semaphore(config.concurrency + MORE)
         self._opening = threading.Lock()  # guards the next
         # Each with the server that it leads to.
-        self._opened = WeakKeyDictionary[psycopg.Connection[Any] | psycopg.AsyncConnection[Any], str]()
+        self._opened = WeakKeyDictionary[AnyConnection, str]()
         self.lines = Lines()
 
     @contextmanager
-    def connection(self) -> Generator[psycopg.Connection[Any]]:
-        """A connection whose transaction is committed at the end of the block."""
-        with self.sync_pool().connection() as conn:
-            yield conn
-            if self.rehearsal:
-                conn.rollback()
+    def connection(self) -> Generator[Connection[Any]]:
+        """A connection for our own statements: each is committed at once."""
+        with self._sync_pool().connection() as conn:
+            if not self.rehearsal:
+                yield conn
+                return
+            with conn.transaction(force_rollback=True):
+                yield conn
 
     @asynccontextmanager
-    async def async_connection(self) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
+    async def async_connection(self) -> AsyncGenerator[AsyncConnection[Any]]:
         pool = await self._async_pool()
         async with pool.connection() as conn:
-            yield conn
-            if self.rehearsal:
-                await conn.rollback()
+            if not self.rehearsal:
+                yield conn
+                return
+            async with conn.transaction(force_rollback=True):
+                yield conn
 
-    def sync_pool(self) -> ConnectionPool[psycopg.Connection[Any]]:
+    @contextmanager
+    def lend(self, caller: str, finish: Callable[[Connection[Any]], Any]) -> Generator[Lent]:
+        """A connection for a handler's block, in a transaction of which `finish` is the last statement."""
+        if not self._turns.acquire(timeout=PATIENCE):
+            raise PoolTimeout(_too_many(caller))
+        try:
+            with self.connection() as conn, conn.transaction():
+                conn.was_lent = True
+                lent = Lent(conn, caller, self.pooled)
+                try:
+                    yield lent
+                finally:
+                    lent.end()
+                lent.refuse_pipeline(caller)
+                refuse_aborted(conn)
+                finish(conn)
+        finally:
+            self._turns.release()
+
+    @asynccontextmanager
+    async def lend_async(
+        self, caller: str, finish: Callable[[AsyncConnection[Any]], Awaitable[Any]]
+    ) -> AsyncGenerator[LentAsync]:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._async_turns.acquire()
+        except TimeoutError:
+            raise PoolTimeout(_too_many(caller)) from None
+        try:
+            async with self.async_connection() as conn, conn.transaction():
+                conn.was_lent = True
+                lent = LentAsync(conn, caller, self.pooled)
+                try:
+                    yield lent
+                finally:
+                    lent.end()
+                lent.refuse_pipeline(caller)
+                refuse_aborted(conn)
+                await finish(conn)
+        finally:
+            self._async_turns.release()
+
+    def _sync_pool(self) -> ConnectionPool[Connection[Any]]:
         with self._lock:
             if self._sync is None:
-                self._sync = ConnectionPool[psycopg.Connection[Any]](
+                self._sync = ConnectionPool[Connection[Any]](
                     open=True,
                     connection_class=Connection,
                     configure=self._configure,
                     check=ConnectionPool.check_connection,
+                    reset=self._clean,
                     **self._options(),
                 )
         return self._sync
 
-    async def _async_pool(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
+    async def _async_pool(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
+        loop = asyncio.get_running_loop()
         if self._async is None:
-            self._async = AsyncConnectionPool[psycopg.AsyncConnection[Any]](
+            self._loop = loop
+            self._async = AsyncConnectionPool[AsyncConnection[Any]](
                 open=False,
                 connection_class=AsyncConnection,
                 configure=self._configure_async,
                 check=AsyncConnectionPool.check_connection,
+                reset=self._clean_async,
                 **self._options(),
             )
             await self._async.open()
+        if self._loop is not loop:
+            raise WrongState(
+                "an async job belongs to the event loop of its handler: from another thread or loop, use"
+                " asyncio.run_coroutine_threadsafe(job.…, the handler's loop).result()"
+            )
         return self._async
 
     def _options(self) -> dict[str, Any]:
         return {
             "conninfo": conninfo(self._config.dsn, "pyworker handler"),
-            "kwargs": {"prepare_threshold": None} if self.pooled else {},
+            # Prepared statements would not outlive CLEAN.
+            "kwargs": {"autocommit": True, "prepare_threshold": None, "context": OWN_ADAPTERS},
             "min_size": 0,
-            "max_size": self._config.concurrency + ONE_MORE,
+            "max_size": self._config.concurrency + MORE + ONE_MORE,
+            "max_idle": MAX_IDLE,
+            "timeout": PATIENCE,
         }
 
-    def _settings(self) -> list[Any]:
+    def _settings(self) -> str:
         """The statements that each new connection begins with.
 
         None behind a transaction pooler: what they set would reach other clients.
         """
         if self.pooled:
-            return []
-        return [keepalives(), (BE_QUIET,)] if self.rehearsal else [keepalives()]
+            return ""
+        return f"{KEEPALIVES}; {BE_QUIET}" if self.rehearsal else KEEPALIVES
 
     def leave_all_but(self, server: str) -> None:
         """Cut the connections to other servers of the DSN: one of them has lost its role, and may hang.
@@ -123,25 +191,32 @@ class Connections:
             if not conn.closed and its_server != server:
                 cut(conn)
 
-    def _leads_to(
-        self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], server: str = ""
-    ) -> None:
+    def _leads_to(self, conn: AnyConnection, server: str = "") -> None:
         with self._opening:
             self._opened[conn] = server
 
-    def _configure(self, conn: psycopg.Connection[Any]) -> None:
+    def _configure(self, conn: Connection[Any]) -> None:
         self._leads_to(conn)  # it may hang before it says where
         self._leads_to(conn, conn.execute(WHICH_SERVER).fetchall()[0][0])
-        for statement in self._settings():
-            conn.execute(*statement)
-        conn.commit()
+        if settings := self._settings():
+            conn.execute(cast("Any", settings))
 
-    async def _configure_async(self, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def _configure_async(self, conn: AsyncConnection[Any]) -> None:
         self._leads_to(conn)
         self._leads_to(conn, (await (await conn.execute(WHICH_SERVER)).fetchall())[0][0])
-        for statement in self._settings():
-            await conn.execute(*statement)
-        await conn.commit()
+        if settings := self._settings():
+            await conn.execute(cast("Any", settings))
+
+    def _clean(self, conn: Connection[Any]) -> None:
+        """Before the pool gives the connection to the next. If this fails, it closes the connection."""
+        if conn.was_lent and not self.pooled:
+            conn.execute(cast("Any", f"{CLEAN}; {self._settings()}"))
+        conn.was_lent = False
+
+    async def _clean_async(self, conn: AsyncConnection[Any]) -> None:
+        if conn.was_lent and not self.pooled:
+            await conn.execute(cast("Any", f"{CLEAN}; {self._settings()}"))
+        conn.was_lent = False
 
     def close(self) -> None:
         if self._sync is not None:
@@ -152,128 +227,110 @@ class Connections:
         if self._async is not None:
             await self._async.close()
 
+    def _row(self, statement: str, *parameters: Any) -> Any:
+        with self.connection() as conn, translated(), psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+            return cursor.execute(cast("Any", statement), parameters).fetchone()
+
+    async def _row_async(self, statement: str, *parameters: Any) -> Any:
+        async with self.async_connection() as conn:
+            with translated():
+                async with psycopg.AsyncCursor(conn, row_factory=tuple_row) as cursor:
+                    await cursor.execute(cast("Any", statement), parameters)
+                    return await cursor.fetchone()
+
     def start_job(self, job_id: int, run: int) -> bool:
-        if self.rehearsal:
-            return True
-        with self.connection() as conn:
-            return Database(conn, self.schema).start_job(job_id, run)
+        return self.rehearsal or self._row(start_job_statement(self.schema), job_id, run)[0]
 
     async def start_job_async(self, job_id: int, run: int) -> bool:
-        if self.rehearsal:
-            return True
-        async with self.async_connection() as conn:
-            row = await _row(conn, start_job_statement(self.schema), job_id, run)
-        return row[0]
+        return self.rehearsal or (await self._row_async(start_job_statement(self.schema), job_id, run))[0]
 
     def start_jobs(self, job_ids: Sequence[int], runs: Sequence[int]) -> list[int]:
         """Start the jobs in one transaction. Returns the ids of those that may run."""
         if self.rehearsal:
             return [*job_ids]
-        with self.connection() as conn:
-            return Database(conn, self.schema).start_jobs(job_ids, runs)
+        return self._row(start_jobs_statement(self.schema), [*job_ids], [*runs])[0]
 
     async def start_jobs_async(self, job_ids: Sequence[int], runs: Sequence[int]) -> list[int]:
         if self.rehearsal:
             return [*job_ids]
-        async with self.async_connection() as conn:
-            row = await _row(conn, start_jobs_statement(self.schema), [*job_ids], [*runs])
-        return row[0]
+        return (await self._row_async(start_jobs_statement(self.schema), [*job_ids], [*runs]))[0]
 
     def once(self, key: str) -> bool:
-        with self.connection() as conn:
-            return Database(conn, self.schema).once(key)
+        return self._row(once_statement(self.schema), key)[0]
 
     async def once_async(self, key: str) -> bool:
-        async with self.async_connection() as conn:
-            row = await _row(conn, once_statement(self.schema), key)
-        return row[0]
+        return (await self._row_async(once_statement(self.schema), key))[0]
 
     def set_progress(self, job_id: int, run: int, progress: float, message: str | None) -> None:
         if not self.rehearsal:
-            with self.connection() as conn:
-                Database(conn, self.schema).set_progress(job_id, run, progress, message)
+            said = message and printable(message)
+            self._row(set_progress_statement(self.schema), job_id, run, progress, said)
 
     async def set_progress_async(self, job_id: int, run: int, progress: float, message: str | None) -> None:
         if not self.rehearsal:
-            async with self.async_connection() as conn:
-                await _row(conn, set_progress_statement(self.schema), job_id, run, progress, message)
+            said = message and printable(message)
+            await self._row_async(set_progress_statement(self.schema), job_id, run, progress, said)
 
     def steps(self, job_id: int) -> str:
         """The saved results by name, as JSON text."""
-        with self.connection() as conn:
-            return Database(conn, self.schema).steps(job_id)
+        return self._row(steps_statement(self.schema), job_id)[0]
 
     async def steps_async(self, job_id: int) -> str:
-        async with self.async_connection() as conn:
-            row = await _row(conn, steps_statement(self.schema), job_id)
-        return row[0]
+        return (await self._row_async(steps_statement(self.schema), job_id))[0]
 
     def inputs(self, job_id: int) -> str:
         """How the jobs have ended that this one has waited for, as JSON text."""
-        with self.connection() as conn:
-            return Database(conn, self.schema).inputs(job_id)
+        return self._row(dependency_results_statement(self.schema), job_id)[0]
 
     async def inputs_async(self, job_id: int) -> str:
-        async with self.async_connection() as conn:
-            row = await _row(conn, dependency_results_statement(self.schema), job_id)
-        return row[0]
+        return (await self._row_async(dependency_results_statement(self.schema), job_id))[0]
 
     def save_step(self, job_id: int, run: int, name: str, result: str) -> None:
         if not self.rehearsal:
-            with self.connection() as conn:
-                self.save_step_in(conn, job_id, run, name, result)
+            self._row(save_step_statement(self.schema), job_id, run, name, result)
 
     async def save_step_async(self, job_id: int, run: int, name: str, result: str) -> None:
         if not self.rehearsal:
-            async with self.async_connection() as conn:
-                await self.save_step_in_async(conn, job_id, run, name, result)
+            await self._row_async(save_step_statement(self.schema), job_id, run, name, result)
 
-    def save_step_in(
-        self, conn: psycopg.Connection[Any], job_id: int, run: int, name: str, result: str
-    ) -> None:
-        """Save a step in the connection's transaction."""
-        refuse_aborted(conn)
+    def save_step_in(self, conn: Connection[Any], job_id: int, run: int, name: str, result: str) -> None:
+        """Save a step as the last statement of a transaction that was lent."""
         if self.rehearsal:
             raise psycopg.Rollback
-        Database(conn, self.schema).save_step(job_id, run, name, result)
+        last(conn, self.pooled, save_step_statement(self.schema), job_id, run, name, result)
 
     async def save_step_in_async(
-        self, conn: psycopg.AsyncConnection[Any], job_id: int, run: int, name: str, result: str
+        self, conn: AsyncConnection[Any], job_id: int, run: int, name: str, result: str
     ) -> None:
-        refuse_aborted(conn)
         if self.rehearsal:
             raise psycopg.Rollback
-        await _row(conn, save_step_statement(self.schema), job_id, run, name, result)
+        await last_async(conn, self.pooled, save_step_statement(self.schema), job_id, run, name, result)
 
     def wait_for_signal(self, job_id: int, run: int, name: str, timeout: float | None) -> str | None:
         """The answer as JSON text; None if the job waits from now on."""
         if self.rehearsal:
             return _saved_answer(self.steps(job_id), name)
-        with self.connection() as conn:
-            return Database(conn, self.schema).wait_for_signal(job_id, run, name, timeout)
+        return self._row(wait_for_signal_statement(self.schema), job_id, run, name, timeout)[0]
 
     async def wait_for_signal_async(
         self, job_id: int, run: int, name: str, timeout: float | None
     ) -> str | None:
         if self.rehearsal:
             return _saved_answer(await self.steps_async(job_id), name)
-        async with self.async_connection() as conn:
-            row = await _row(conn, wait_for_signal_statement(self.schema), job_id, run, name, timeout)
-        return row[0]
+        return (await self._row_async(wait_for_signal_statement(self.schema), job_id, run, name, timeout))[0]
 
-    def finish_job(self, conn: psycopg.Connection[Any], job_id: int, run: int) -> str:
-        """Complete the job in the connection's transaction. Returns its id, for `committed`."""
-        refuse_aborted(conn)
+    def finish_job(self, conn: Connection[Any], job_id: int, run: int) -> str:
+        """Complete the job as the last statement of a transaction that was lent.
+
+        Returns the transaction's id, for `committed`."""
         if self.rehearsal:
             raise psycopg.Rollback
-        return Database(conn, self.schema).finish_job(job_id, run)
+        return last(conn, self.pooled, finish_job_statement(self.schema), job_id, run)[1]
 
-    async def finish_job_async(self, conn: psycopg.AsyncConnection[Any], job_id: int, run: int) -> str:
-        refuse_aborted(conn)
+    async def finish_job_async(self, conn: AsyncConnection[Any], job_id: int, run: int) -> str:
         if self.rehearsal:
             raise psycopg.Rollback
-        row = await _row(conn, finish_job_statement(self.schema), job_id, run)
-        return row[1]
+        return (await last_async(conn, self.pooled, finish_job_statement(self.schema), job_id, run))[1]
 
     def committed(self, job_id: int, run: int, transaction: str) -> bool:
         """True if a transaction whose COMMIT got no reply has committed."""
@@ -285,12 +342,10 @@ class Connections:
             time.sleep(0.1)
 
 
+def _too_many(caller: str) -> str:
+    return f"{caller}: no connection came free within {PATIENCE:g} seconds: too many blocks are open at once"
+
+
 def _saved_answer(steps: str, name: str) -> str | None:
     saved = json.loads(steps)
     return json.dumps(saved[name]) if name in saved else None
-
-
-async def _row(conn: psycopg.AsyncConnection[Any], statement: str, *parameters: Any) -> Any:
-    with translated():
-        cursor = await conn.execute(cast("Any", statement), parameters)
-        return await cursor.fetchone()

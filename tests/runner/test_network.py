@@ -250,7 +250,7 @@ def test_the_connection_for_schedules_that_has_gone_silent_is_replaced(queue: An
 def test_the_servers_end_notices_a_vanished_machine_as_well(queue: Any, network: Proxy) -> None:
     """What it had locked, on any connection, is not locked for hours."""
     ours = "select count(*) from pg_settings where source in ('client', 'session') and name ~ '^tcp_'"
-    pool = Connections(RunConfig(network.dsn)).sync_pool()
+    pool = Connections(RunConfig(network.dsn))._sync_pool()
     with connect(network.dsn) as control, pool.connection() as handlers:
         assert [conn.execute(ours).fetchone() for conn in (control, handlers)] == [(4,), (4,)]
     pool.close()

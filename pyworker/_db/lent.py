@@ -1,0 +1,171 @@
+"""What a handler gets of a pooled connection: a connection of psycopg for one block, over the same session.
+
+    pool's connection → Lent, in a transaction → its block ends → our last statement → commit → CLEAN
+
+What the handler sets on a Lent (factories, adapters, handlers, prepared statements) ends with it, and our own
+statements run on the pool's connection. What it sets in the session, CLEAN undoes: for a tenth of a new
+session's time, and a sixth of that of DISCARD ALL, after which each function is planned again.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, cast
+
+import psycopg
+from psycopg.pq import ConnStatus
+from psycopg.rows import tuple_row
+
+from ..errors import WrongState, translated
+from .connection import AsyncConnection, Connection
+
+AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+
+# The session as it was opened, but for what a function in Perl or Python keeps for itself.
+_UNDO = (
+    "close all; unlisten *; reset session authorization; reset role; reset all;"
+    " select pg_catalog.pg_advisory_unlock_all(); discard temp; discard sequences"
+)
+CLEAN = f"{_UNDO}; deallocate all"
+# The handler may have put on a role that must not call our functions. Deferred triggers are to run as it.
+_AS_OURSELVES = (
+    "select pg_catalog.set_config('pyworker.was_user', current_setting('session_authorization'), true),"
+    " pg_catalog.set_config('pyworker.was_role', current_setting('role'), true),"
+    " pg_catalog.set_config('session_authorization', null, true),"
+    " pg_catalog.set_config('role', null, true); "
+)
+_AS_BEFORE = (
+    "; select case when current_setting(s.name) <> current_setting(s.was)"
+    " then pg_catalog.set_config(s.name, current_setting(s.was), true) end from (values"
+    " ('session_authorization', 'pyworker.was_user'), ('role', 'pyworker.was_role')) s(name, was)"
+)
+# Behind a transaction pooler another client gets the session after the commit.
+_UNDONE_BEFORE = f"set constraints all immediate; {_UNDO}; "
+
+
+def _last(statement: str, pooled: bool) -> tuple[str, int]:
+    """A block's last statement with what surrounds it, and the place of its own result."""
+    before, after = (_UNDONE_BEFORE, "") if pooled else (_AS_OURSELVES, _AS_BEFORE)
+    return f"{before}{statement}{after}", before.count(";")
+
+
+def last(conn: psycopg.Connection[Any], pooled: bool, statement: str, *parameters: Any) -> tuple[Any, ...]:
+    """Run our statement at the end of a handler's block, as the role that we connected with."""
+    text, place = _last(statement, pooled)
+    with translated(), psycopg.ClientCursor[Any](conn, row_factory=tuple_row) as cursor:
+        cursor.execute(cast("Any", text), parameters)
+        for _ in range(place):
+            cursor.nextset()
+        return cast("Any", cursor.fetchone())
+
+
+async def last_async(
+    conn: psycopg.AsyncConnection[Any], pooled: bool, statement: str, *parameters: Any
+) -> tuple[Any, ...]:
+    text, place = _last(statement, pooled)
+    with translated():
+        async with psycopg.AsyncClientCursor[Any](conn, row_factory=tuple_row) as cursor:
+            await cursor.execute(cast("Any", text), parameters)
+            for _ in range(place):
+                cursor.nextset()
+            return cast("Any", await cursor.fetchone())
+
+
+class _Gate:
+    """The lock of a session, for one who may use it until `ended`."""
+
+    def __init__(self, lock: Any, caller: str) -> None:
+        self._lock, self._caller = lock, caller
+        self.ended = False
+
+    def _refuse(self) -> None:
+        if self.ended:
+            self._lock.release()
+            raise psycopg.OperationalError(
+                f"the connection is closed: the block of {self._caller} that gave it has ended"
+            )
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._refuse()
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        self._refuse()
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+class _Ends:
+    """What Lent and LentAsync share."""
+
+    pgconn: Any
+    _gate: _Gate
+
+    def _begin(self, conn: AnyConnection, caller: str, pooled: bool) -> None:
+        self._gate = _Gate(conn.lock, caller)
+        view = cast("Any", self)
+        view.lock = self._gate
+        if pooled:
+            view.prepare_threshold = None  # a prepared statement belongs to one of the pooler's sessions
+
+    def end(self) -> None:
+        """Refuse each further use, of the cursors made from it, too."""
+        self._gate.ended = True
+        self.pgconn.notice_handler = self.pgconn.notify_handler = None
+
+    def refuse_pipeline(self, caller: str) -> None:
+        """What is sent in a pipeline that is still open may never have been answered."""
+        if self.pgconn.status == ConnStatus.OK and self.pgconn.pipeline_status:
+            self.pgconn.finish()
+            raise WrongState(f"{caller}: leave conn.pipeline() before the block ends; nothing was committed")
+
+    @property
+    def closed(self) -> bool:
+        return self._gate.ended or self.lost
+
+    @property
+    def lost(self) -> bool:
+        """True if the session has ended."""
+        return self.pgconn.status == ConnStatus.BAD
+
+    def _refuse_end(self, verb: str) -> psycopg.ProgrammingError:
+        return psycopg.ProgrammingError(
+            f"{verb}() is forbidden here: the transaction ends with its block, and rolls back if that raises"
+        )
+
+
+class Lent(_Ends, Connection[Any]):
+    """Over the session of `conn`, in whose transaction it is."""
+
+    def __init__(self, conn: psycopg.Connection[Any], caller: str, pooled: bool) -> None:
+        super().__init__(conn.pgconn)
+        self._begin(conn, caller, pooled)
+
+    def commit(self) -> None:
+        raise self._refuse_end("commit")
+
+    def rollback(self) -> None:
+        raise self._refuse_end("rollback")
+
+
+class LentAsync(_Ends, AsyncConnection[Any]):
+    """The same for asyncio."""
+
+    def __init__(self, conn: psycopg.AsyncConnection[Any], caller: str, pooled: bool) -> None:
+        super().__init__(conn.pgconn)
+        self._begin(conn, caller, pooled)
+
+    async def commit(self) -> None:
+        raise self._refuse_end("commit")
+
+    async def rollback(self) -> None:
+        raise self._refuse_end("rollback")
