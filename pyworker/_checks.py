@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from math import isnan
 from typing import Any, cast
 
-from ._payload import payload_json, to_json
+from ._payload import payload_json, storable, to_json
 from .errors import InvalidArgument
 
 # Options in Celery, Dramatiq, RQ, arq, Procrastinate, Huey, Oban, River, Django.
@@ -30,6 +30,7 @@ _NAMED_ELSEWHERE = {
     "a second parameter, job: Job": {"bind", "pass_context", "context"},
 }
 _FARTHEST = timedelta(days=2_922_000)  # 8,000 years
+_LONGEST = timedelta(days=360_000)  # 1000 years, as PostgreSQL compares them
 
 
 def checked(function: str, name: str, value: Any) -> Any:
@@ -59,6 +60,14 @@ def seconds_of(function: str, timeout: timedelta | float) -> float:
     if not number or isinstance(timeout, bool) or isnan(timeout):
         raise InvalidArgument(f"{function}: timeout must be a timedelta or seconds, got {timeout!r}")
     return float(timeout)
+
+
+def wait_of(function: str, timeout: timedelta | float | None) -> float | None:
+    """The same for a wait that the database keeps; None: without end."""
+    seconds = None if timeout is None else seconds_of(function, timeout)
+    if seconds is not None and not 0 <= seconds <= _LONGEST.total_seconds():
+        raise InvalidArgument(f"{function}: timeout must be from 0 seconds to 1000 years, got {timeout!r}")
+    return seconds
 
 
 def in_place_of(name: str) -> str:
@@ -149,12 +158,19 @@ def _flags(value: Any) -> list[str]:
 
 def _json(name: str) -> Callable[[Any], str]:
     write = payload_json if name == "payload" else to_json
-    return lambda value: write(dict(cast("Any", value)) if isinstance(value, Mapping) else value, name)
+
+    def check(value: Any) -> str:
+        text = write(dict(cast("Any", value)) if isinstance(value, Mapping) else value, name)
+        if name != "payload" and storable(text) != text:  # jsonb would refuse it
+            raise _Wrong(f"must not contain NUL or half a surrogate pair, got {value!a}")
+        return text
+
+    return check
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "identifier": _text, "ref": _text, "queue_name": _text, "job_key": _text, "job_key_mode": _text,
-    "delivery": _text, "name": _text, "on": _text,
+    "delivery": _text, "name": _text, "on": _text, "key": _text,
     "max_attempts": _integer(2**31), "priority": _integer(2**31), "job_id": _integer(2**63),
     "force": _boolean, "run_at": _run_at, "expires_at": _run_at, "max_wait": _duration, "delay": _delay,
     "flags": _flags,

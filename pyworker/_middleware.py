@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ._escape import shown
 from ._texts import first_line, summary_of
 from .errors import TaskError
-from .job import AsyncJob, Job, Outcome
+from .job import AsyncJob, Job, Outcome, agreed
 
 log = logging.getLogger("pyworker.middleware")
 
@@ -90,7 +90,7 @@ class MiddlewareStack:
     def __exit__(
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
-        self._end(error)
+        self._end(error and agreed(error))
 
     def _end(self, error: BaseException | None) -> None:
         now = error

@@ -7,6 +7,7 @@ No function here raises because of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import logging
@@ -20,7 +21,7 @@ from .._escape import shown
 from .._payload import storable, to_json
 from .._steps import suspends
 from .._texts import first_line, limited, name_of, summary_of, text_of, traceback_of
-from ..job import Cancel, Discard, Failed, NotStarted, Snooze
+from ..job import Cancel, Discard, Failed, NotStarted, Snooze, agreed
 from .claimed import Claimed
 
 log = logging.getLogger("pyworker.worker")
@@ -35,7 +36,7 @@ class Report(NamedTuple):
     run: int
     do: str
     error: str | None = None
-    more: Mapping[str, Any] = {}  # delay_s, payload
+    more: Mapping[str, Any] = {}  # delay_s, payload_text
     task: str = ""
     last: bool = False  # this may have been the last attempt; the database decides
 
@@ -87,6 +88,7 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
 def failure_of(job: Claimed, error: BaseException) -> Ended:
     """The outcome of a handler that raised. Never raises, so each started job has an outcome."""
     try:
+        error = agreed(error)
         if suspends(error):
             return release(job, begun=True), error  # its run has ended already
         report = _report(job, error)
@@ -97,15 +99,15 @@ def failure_of(job: Claimed, error: BaseException) -> Ended:
 
 def failures_of(jobs: Sequence[Claimed], error: BaseException) -> list[Ended]:
     """The outcomes of the jobs of a call that raised. The text of the error is made once."""
-    made: dict[bool, Report] = {}
+    made: dict[bool, Ended] = {}
     for job in jobs:
         if job.cancelled not in made:
-            made[job.cancelled] = cast("Report", failure_of(job, error)[0])
+            made[job.cancelled] = failure_of(job, error)
     ends: list[Ended] = []
     for job in jobs:
-        report = made[job.cancelled]
+        report, said = cast("tuple[Report, Any]", made[job.cancelled])
         last = report.error is not None and _is_last(job, report.do)
-        ends.append((report._replace(id=job.id, run=job.run, last=last), error))
+        ends.append((report._replace(id=job.id, run=job.run, last=last), said))
     return ends
 
 
@@ -141,12 +143,22 @@ def _report(job: Claimed, error: BaseException) -> Report:
             return _failed(job, _reason(error), "not_started")
         case Failed():
             try:
-                return _failed(job, _reason(error), payload=json.loads(to_json(error.elements)))
+                return _failed(job, _reason(error), payload_text=_elements(job, error.elements))
             except Exception as problem:
                 why = f"the elements of Failed cannot be stored: {text_of(problem)}"
                 return _failed(job, f"{why}\n{traceback_of(error)}")
         case _:
             return _failed(job, traceback_of(error))
+
+
+def _elements(job: Claimed, elements: list[Any]) -> str:
+    """As JSON that the handler will read, no longer than in any other payload."""
+    task = tasks.registered().get(job.task_identifier)
+    sent = elements
+    with contextlib.suppress(TypeError):  # they are not of the annotated type
+        sent = task.encoded(elements) if task else elements
+    plain = json.dumps(json.loads(to_json(sent)), ensure_ascii=False, separators=(",", ":"))
+    return plain.encode(errors="backslashreplace").decode()  # half a surrogate pair can only be escaped
 
 
 def _failed(job: Claimed, error: str, do: str = "fail", **more: Any) -> Report:

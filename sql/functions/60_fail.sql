@@ -56,7 +56,8 @@ comment on function fail_jobs(jsonb) is
     '"not_started"?, "delay"?}]. A job with attempts left becomes retryable at greatest(now, '
     'run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or at now plus delay. '
     'Without attempts left, or with discard, it is discarded; with cancel it is cancelled. delay: '
-    'seconds or an interval. payload replaces the payload for the retry. A job with delivery '
+    'seconds or an interval. payload replaces the payload for the retry; payload_text does so as JSON text, '
+    'which may hold what jsonb cannot: U+0000 and half surrogate pairs. A job with delivery '
     'at_most_once that was started is discarded, unless not_started is true: its handler had not '
     'reached what must not be done twice. Ids and runs may be strings. Returns the ids that were '
     'accepted. A stale run is left out, and so is a malformed item, which a warning names. A '
@@ -81,10 +82,15 @@ begin
     cross join lateral (
         select case when jsonb_typeof(i.value -> 'delay') <> 'null' then _interval_of(i.value -> 'delay') end
             as delay) d
-    cross join lateral (select nullif(i.value -> 'payload', 'null')::json as payload) w
     cross join lateral (
-        select w.payload, case when octet_length(w.payload::text) > 200 then
-            _json_refusal('payload', w.payload::text) end as refusal offset 0) g
+        select case when jsonb_typeof(i.value -> 'payload_text') = 'string'
+            then _json_or_null(i.value ->> 'payload_text')
+            else nullif(i.value -> 'payload', 'null')::json end as payload offset 0) w
+    cross join lateral (
+        select w.payload, case
+            when octet_length(w.payload::text) > 200 then _json_refusal('payload', w.payload::text)
+            when w.payload is null and i.value ->> 'payload_text' is not null
+                then 'payload_text must be a string of JSON' end as refusal offset 0) g
     cross join lateral (
         select case
             when jsonb_typeof(i.value) <> 'object' then 'it must be an object, got ' || jsonb_typeof(i.value)
@@ -102,6 +108,17 @@ begin
                 then 'delay must be seconds or an interval from 0 to 1000 years, got '
                      || left((i.value -> 'delay')::text, 40)
         end as problem offset 0) p; -- offset 0: evaluated once per item, not once per use
+end;
+$$;
+
+-- Null if it is no JSON.
+create or replace function _json_or_null(source text) returns json
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return source::json;
+exception when data_exception then
+    return null;
 end;
 $$;
 

@@ -12,6 +12,7 @@ import pytest
 from tests.support.workers import one_worker
 
 KINDS = ["", "_async"]
+NOBODYS = "from pyworker.history where task_identifier = 'nobody'"
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +24,11 @@ def one_handler(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> I
 
 def ended(queue: Any, identifier: str, payload: Any = None) -> Any:
     """The job after its end; and how often which payload was added by it."""
-    queue.rows("select pyworker.delete_job(id) from pyworker.history where task_identifier = 'nobody'")
+    queue.rows(f"select pyworker.delete_job(id) {NOBODYS}")
     job = queue.add(identifier, payload)
     queue.until("select (pyworker.get_job(%s)).state in ('completed', 'discarded')", job)
     queue.until("select count(*) = 0 from pyworker.jobs where task_identifier = 'nobody'")
-    added = queue.rows("select (pyworker.get_job(id)).result from pyworker.history where task_identifier = 'nobody'")
+    added = queue.rows(f"select (pyworker.get_job(id)).result {NOBODYS}")
     return queue.job(job), Counter(str(row.result) for row in added)
 
 
@@ -57,7 +58,7 @@ def test_what_cannot_be_beside_a_transaction_that_completes_the_job_is_refused_b
 ) -> None:
     job, _ = ended(one_handler, "refused_async")
     assert job.state == "completed", job.last_error
-    told = one_handler.value("select (pyworker.get_job(id)).result from pyworker.history where task_identifier = 'nobody'")
+    told = one_handler.value(f"select (pyworker.get_job(id)).result {NOBODYS}")
     assert told[0].startswith("job.transaction(): not while a step or a wait of this job is underway")
     by_caller = Counter(" ".join(one.split()[:3]) for one in told[1:])
     assert by_caller == {
