@@ -85,7 +85,8 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
 
 def verb_of(ctx: click.Context) -> str:
     """The command without its options: `queues pause`."""
-    return ctx.command_path.partition(" ")[2]
+    own = str(ctx.command.name)
+    return f"{verb_of(ctx.parent)} {own}" if ctx.parent and ctx.parent.parent else own
 
 
 def _pass_on(notice: psycopg.errors.Diagnostic) -> None:

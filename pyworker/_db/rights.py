@@ -71,6 +71,7 @@ CALLS: dict[str, Roles] = {
     "add_jobs": PRODUCER,
     "add_batch": PRODUCER,
     "extend_batch": PRODUCER,
+    "flow": PRODUCER,
     "remove_job": PRODUCER,
     "send_signal": PRODUCER,
     "wait_for_job": PRODUCER,
