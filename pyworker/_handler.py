@@ -96,7 +96,7 @@ class Handler:
         for position, parameter in enumerate(self._parameters):
             if self._is_job(parameter):
                 job_name = parameter.name
-            elif not takes_payload and parameter.kind in POSITIONAL:
+            elif not takes_payload and parameter.kind in (*POSITIONAL, inspect.Parameter.VAR_POSITIONAL):
                 takes_payload = True
                 if position > 0:
                     raise TaskError(f"{self._task!r}: the payload must be its first parameter")

@@ -1,0 +1,1 @@
+from tests.support.worker_fixtures import *  # noqa: F403
