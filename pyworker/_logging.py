@@ -110,6 +110,14 @@ def _is_of_job(record: logging.LogRecord) -> bool:
     return record.name.startswith("pyworker.task.") and "job_id" in record.__dict__
 
 
+def enable_again() -> None:
+    """After the modules of tasks were imported: logging.config.dictConfig disables all loggers that it finds,
+    unless it is told not to. A level silences ours."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "pyworker" and isinstance(logger, logging.Logger):
+            logger.disabled = False
+
+
 class JobLogger(logging.LoggerAdapter[logging.Logger]):
     """Adds the job's fields to `extra`; logging's own adapter would replace it."""
 

@@ -163,6 +163,7 @@ class Child:
             self.measures = Measures()
         self.handlers.tasks = self.handlers.context.run(tasks.load, self.config.tasks)
         signals.leave_to_parent()  # again: a module may have set handlers of its own
+        _logging.enable_again()
         if unknown := [name for name in self.config.only_tasks if name not in self.handlers.tasks]:
             raise TaskError(
                 f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.handlers.tasks))})"

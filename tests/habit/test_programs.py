@@ -153,17 +153,10 @@ def check():
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_may_begin_as_programs_do(name: str, queue: Queue, tmp_path: Any) -> None:
     (tmp_path / "program.py").write_text(MODULES[name] + WORK)
-    done, failed = queue.add("work"), queue.add("work", {"fail": True})
-    worker = queue.run_once(modules="program")
-    assert (queue.job(done).state, queue.job(done).result) == ("completed", True)
-    assert queue.job(failed).state == "retryable"
-    assert "a deliberate failure" in worker.log
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_a_worker_stops_however_its_module_begins(name: str, queue: Queue, tmp_path: Any) -> None:
-    (tmp_path / "program.py").write_text(MODULES[name] + WORK)
     worker = queue.start(modules="program").until_ready()
-    job_id = queue.add("work")
-    queue.until_state("completed", job_id)
+    done, failed = queue.add("work"), queue.add("work", {"fail": True})
+    queue.until_state("completed", done)
+    queue.until_state("retryable", failed)
+    assert queue.job(done).result is True
     assert worker.stop() == 0
+    assert "a deliberate failure" in worker.log
