@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.habit import answers, calls, connections, innocent, payloads, shapes
+from tests.habit import answers, calls, connections, innocent, libraries, payloads, shapes
 from tests.habit.table import ANYTHING, HABITS, Habit
 from tests.support.databases import copy_of
 from tests.support.workers import Queue
 
-MODULES = (answers, calls, connections, innocent, payloads, shapes)
+MODULES = (answers, calls, connections, innocent, libraries, payloads, shapes)
 # As innocent.STATE reads it: what each handler has a right to find.
 CLEAN = [
     *(True, "tuple", False, True, "0", "Etc/UTC", "ISO, MDY", '"$user", public', "read committed", "off"),
