@@ -111,8 +111,10 @@ def _is_of_job(record: logging.LogRecord) -> bool:
 
 
 def enable_again() -> None:
-    """After the modules of tasks were imported: logging.config.dictConfig disables all loggers that it finds,
-    unless it is told not to. A level silences ours."""
+    """Undo what logging.config.dictConfig in a module of tasks did: by default it disables all loggers.
+
+    A level silences ours.
+    """
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "pyworker" and isinstance(logger, logging.Logger):
             logger.disabled = False

@@ -30,6 +30,7 @@ class Habit:
     ends: str  # the state of its job
     returns: Any  # the job's result
     error: str  # is part of last_error
+    is_told: bool  # its handler writes down what it returns
 
 
 HABITS: dict[str, Habit] = {}
@@ -45,7 +46,7 @@ def habit(
         made = task(**({"max_attempts": 1, "result": True} | options))(function)
         assert made.name not in HABITS, f"two habits are called {made.name}"
         state = ends or ("discarded" if fails else "completed")
-        HABITS[made.name] = Habit(made, payload, state, returns, fails)
+        HABITS[made.name] = Habit(made, payload, state, returns, fails, hasattr(function, "is_told"))
         return made
 
     return enter
@@ -69,4 +70,6 @@ def told(function: Callable[..., Any]) -> Callable[..., Any]:
     async def call_async(payload: Any, job: Any) -> None:
         tell(job, await function(payload, job))
 
-    return call_async if inspect.iscoroutinefunction(function) else call
+    made = call_async if inspect.iscoroutinefunction(function) else call
+    made.is_told = True  # type: ignore[attr-defined]
+    return made
