@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from math import isnan
+from math import isfinite, isnan
 from typing import Any, cast
 
 from ._payload import payload_json, storable, to_json
@@ -144,6 +144,8 @@ def _duration(value: Any) -> str:
         raise _Wrong(f"must be a timedelta, seconds, or a string, got {value!r}")
     if isinstance(value, str):
         return _text(value)
+    if not isfinite(value):
+        raise _Wrong(f"must be a time that is finite, got {value!r}")
     return f"{value:f} seconds" if isinstance(value, float) else f"{value} seconds"  # without an exponent
 
 

@@ -13,6 +13,7 @@ from psycopg.rows import tuple_row
 
 from ._checks import seconds_of
 from ._client import default_schema
+from ._db.drivers import as_call
 from ._db.queue import Statement, await_job_call, listen_to_ends
 from ._db.rights import naming_role
 from ._db.rows import JobRow, job_row
@@ -51,7 +52,7 @@ def wait_for_job(
             f"wait_for_job: conn must be a connection of psycopg, got {type(conn).__name__}"
         )
     wait = _Wait(conn, job_id, seconds_of("wait_for_job", timeout), schema or default_schema())
-    return wait.run() if isinstance(conn, psycopg.Connection) else wait.run_async()
+    return wait.run() if isinstance(conn, psycopg.Connection) else as_call("wait_for_job", wait.run_async())
 
 
 class _Wait:

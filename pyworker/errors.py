@@ -157,7 +157,7 @@ def context_of(error: BaseException) -> str | None:
     return None
 
 
-def _told(error: BaseException) -> tuple[str, str | None, str | None]:
+def message_of(error: BaseException) -> tuple[str, str | None, str | None]:
     """The database's message, detail and hint."""
     for candidate in _within(error):
         if diag := getattr(candidate, "diag", None):
@@ -178,7 +178,7 @@ def translated() -> Iterator[None]:
         cls = BY_SQLSTATE.get(sqlstate_of(error) or "")
         if cls is None or isinstance(error, PyworkerError):
             raise
-        message, detail, hint = _told(error)
+        message, detail, hint = message_of(error)
         own = cls(message)
         own.detail, own.hint = detail, hint
         raise own from error

@@ -55,7 +55,10 @@ class Snooze(Outcome):
     """
 
     def __init__(self, delay: timedelta | float) -> None:
-        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        try:
+            self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        except (OverflowError, ValueError):  # infinite, or no number
+            raise ValueError(f"Snooze: delay must be a time that is finite, got {delay!r}") from None
         if self.delay < timedelta(0):
             raise ValueError(f"Snooze: delay must not be negative, got {delay!r}")
         super().__init__(f"snoozed for {self.delay}")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg.rows import tuple_row
 
 from ..errors import translated
-from .queue import Statement, numbered
+from .queue import Statement, naming_times, numbered
 from .rights import naming_role
 
 T = TypeVar("T")
@@ -65,6 +66,12 @@ SyncConnection: TypeAlias = (
 )
 
 
+class _Call(NamedTuple):
+    verb: str
+    schema: str
+    statement: Statement
+
+
 def query(
     verb: str, schema: str, conn: Any, statement: Statement, answer: Callable[[Rows], T]
 ) -> T | Coroutine[Any, Any, T]:
@@ -72,50 +79,36 @@ def query(
 
     Raises RoleMissing where the role of the connection may not call the verb.
     """
-    with naming_role(verb, schema):
-        found = _query(verb, conn, statement, answer)
-    return _naming_role(verb, schema, found) if inspect.iscoroutine(found) else found
+    return _query(_Call(verb, schema, statement), conn, answer)
 
 
-def _naming_role(verb: str, schema: str, waiting: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    async def call() -> T:
-        with naming_role(verb, schema):
-            return await waiting
-
-    call.__qualname__ = verb  # what Python calls it, where the caller forgets to await it
-    return call()
-
-
-def _query(
-    verb: str, conn: Any, statement: Statement, answer: Callable[[Rows], T]
-) -> T | Coroutine[Any, Any, T]:
-    text, parameters = statement
+def _query(call: _Call, conn: Any, answer: Callable[[Rows], T]) -> T | Coroutine[Any, Any, T]:
+    verb = call.verb
     if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
         conn = cast("Any", conn).connection  # keep rows that the caller has not read yet
     if isinstance(conn, psycopg.AsyncConnection):
-        return _on_psycopg_async(cast("Any", conn), text, parameters, answer)
+        return as_call(verb, _on_psycopg_async(call, cast("Any", conn), answer))
     if isinstance(conn, psycopg.Connection):
-        with translated(), psycopg.Cursor[Any](cast("Any", conn), row_factory=tuple_row) as cursor:
-            return answer(_of_cursor(cursor, text, parameters))
+        with _explained(call), psycopg.Cursor[Any](cast("Any", conn), row_factory=tuple_row) as cursor:
+            return answer(_of_cursor(cursor, *call.statement))
     if hasattr(conn, "is_in_transaction") and hasattr(conn, "fetchrow"):
-        return _on_asyncpg(conn, statement, answer)
+        return as_call(verb, _on_asyncpg(call, conn, answer))
     if hasattr(conn, "exec_driver_sql"):  # a SQLAlchemy connection
-        call = _for_sqlalchemy(verb, conn, statement)
+        text, parameters = _for_sqlalchemy(call, conn)
         if hasattr(conn, "sync_connection"):
-            return _on_sqlalchemy_async(conn, call, answer)
-        with translated():
-            return answer(conn.exec_driver_sql(*call).all())
+            return as_call(verb, _on_sqlalchemy_async(call, conn, answer))
+        with _explained(call):
+            return answer(conn.exec_driver_sql(text, parameters).all())
     if hasattr(conn, "get_bind") and hasattr(conn, "connection"):  # a SQLAlchemy session of any kind
-        connection = conn.connection()
-        if inspect.isawaitable(connection):
-            return _on_awaited(verb, connection, statement, answer)
-        return _query(verb, connection, statement, answer)
+        if inspect.iscoroutinefunction(conn.connection):
+            return as_call(verb, _on_async_session(call, conn, answer))
+        return _query(call, conn.connection(), answer)
     if hasattr(conn, "execute") and hasattr(conn, "fetchone"):  # a cursor: psycopg2's or Django's
-        with translated():
-            return answer(_of_cursor(conn, text, parameters))
+        with _explained(call):
+            return answer(_of_cursor(conn, *call.statement))
     if hasattr(conn, "cursor"):  # a connection of psycopg2 or Django
-        with translated(), conn.cursor() as cursor:
-            return answer(_of_cursor(cursor, text, parameters))
+        with _explained(call), conn.cursor() as cursor:
+            return answer(_of_cursor(cursor, *call.statement))
     lends = hasattr(conn, "acquire") or (hasattr(conn, "getconn") and hasattr(conn, "connection"))
     advice = ": take a connection from the pool, and call it in its transaction" if lends else ""
     raise not_a_connection(verb, conn, advice)
@@ -137,41 +130,53 @@ def _of_cursor(cursor: Any, text: str, parameters: Mapping[str, Any]) -> Rows:
     ]
 
 
-async def _on_psycopg_async(
-    conn: Any, text: str, parameters: Mapping[str, Any], answer: Callable[[Rows], T]
-) -> T:
-    with translated():
+def as_call(verb: str, waiting: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    """The coroutine under the name of the call, which Python's warning of a forgotten await shows."""
+    named = cast("Any", waiting)
+    named.__name__, named.__qualname__ = verb, f"pyworker.{verb}"
+    return waiting
+
+
+@contextmanager
+def _explained(call: _Call) -> Iterator[None]:
+    """Errors of the database become ours, with the role that is missing, or the argument that is wrong."""
+    with naming_role(call.verb, call.schema), translated(), naming_times(call.verb, call.statement[1]):
+        yield
+
+
+async def _on_psycopg_async(call: _Call, conn: Any, answer: Callable[[Rows], T]) -> T:
+    with _explained(call):
         async with psycopg.AsyncCursor[Any](conn, row_factory=tuple_row) as cursor:
-            await cursor.execute(cast("Any", text), parameters)
+            await cursor.execute(*cast("Any", call.statement))
             return answer(await cursor.fetchall())
 
 
-async def _on_asyncpg(conn: Any, statement: Statement, answer: Callable[[Rows], T]) -> T:
-    text, parameters = numbered(*statement)
-    with translated():
+async def _on_asyncpg(call: _Call, conn: Any, answer: Callable[[Rows], T]) -> T:
+    text, parameters = numbered(*call.statement)
+    with _explained(call):
         return answer([tuple(record.values()) for record in await conn.fetch(text, *parameters)])
 
 
-async def _on_awaited(verb: str, connection: Any, statement: Statement, answer: Callable[[Rows], T]) -> T:
-    conn = await connection
-    return await _on_sqlalchemy_async(conn, _for_sqlalchemy(verb, conn, statement), answer)
+async def _on_async_session(call: _Call, session: Any, answer: Callable[[Rows], T]) -> T:
+    return await _on_sqlalchemy_async(call, await session.connection(), answer)
 
 
-async def _on_sqlalchemy_async(conn: Any, call: tuple[str, Any], answer: Callable[[Rows], T]) -> T:
-    with translated():
-        return answer((await conn.exec_driver_sql(*call)).all())
+async def _on_sqlalchemy_async(call: _Call, conn: Any, answer: Callable[[Rows], T]) -> T:
+    text, parameters = _for_sqlalchemy(call, conn)
+    with _explained(call):
+        return answer((await conn.exec_driver_sql(text, parameters)).all())
 
 
-def _for_sqlalchemy(verb: str, conn: Any, statement: Statement) -> tuple[str, Any]:
+def _for_sqlalchemy(call: _Call, conn: Any) -> tuple[str, Any]:
     """The statement in the parameter style of SQLAlchemy's driver."""
     dialect = getattr(conn, "dialect", None)
     style = getattr(dialect, "paramstyle", "pyformat")
     if style == "pyformat":
-        return statement
+        return call.statement
     if style == "numeric_dollar" and getattr(dialect, "driver", "") == "asyncpg":
-        text, parameters = numbered(*statement)
+        text, parameters = numbered(*call.statement)
         return text, tuple(parameters)
     raise TypeError(
-        f"{verb}: SQLAlchemy's driver {getattr(dialect, 'driver', '?')} is not supported;"
-        f" use psycopg, asyncpg or psycopg2, or execute SELECT pyworker.{verb}(…) yourself"
+        f"{call.verb}: SQLAlchemy's driver {getattr(dialect, 'driver', '?')} is not supported;"
+        f" use psycopg, asyncpg or psycopg2, or execute SELECT pyworker.{call.verb}(…) yourself"
     )

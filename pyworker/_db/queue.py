@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from .._checks import checked, in_place_of, is_from_now
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, message_of, sqlstate_of
 from .rows import JOB_COLUMNS
 from .text import as_identifier, quoted, rows_of
 
@@ -50,6 +51,10 @@ SPECS = """(select coalesce(jsonb_agg(s.spec - '{{run_at in,expires_at in}}'::te
     jsonb_build_object('run_at', {run_at}, 'expires_at', {expires_at})) order by s.nr), '[]')
     from jsonb_array_elements(%({name})s::jsonb) with ordinality s(spec, nr))"""
 
+# Arguments that may be texts which PostgreSQL reads, and its SQLSTATEs where it does not.
+_OF_TIME = {"run_at", "expires_at", "max_wait", "delay", "timeout", "retention"}
+_UNREADABLE_TIMES = {"22007", "22008", "22009", "22015", "22023"}
+
 # The other job functions with their arguments.
 _VERBS = {
     "get_job": {"job_id": "bigint"},
@@ -62,9 +67,10 @@ _VERBS = {
 
 @functools.lru_cache
 def _add_job_statement(schema: str, names: tuple[str, ...], soon: tuple[str, ...], columns: str) -> str:
-    values = {name: f"%({name})s::{ADD_ARGUMENTS[name]}" for name in names}
+    values = {name: f"%({name})s::{ADD_ARGUMENTS[name]}" for name in names if name not in soon}
     for name in soon:
-        values[name] = SOON.format(schema=quoted(schema), value=f"%({name})s")
+        argument = "run_at" if name == "delay" else name
+        values[argument] = SOON.format(schema=quoted(schema), value=f"%({name})s")
     given = ", ".join(f"{name} => {value}" for name, value in values.items())
     return rows_of(schema, f"add_job({given})", columns)
 
@@ -80,11 +86,29 @@ def add_job_call(
     soon: list[str] = []
     for name, value in _known("add_job", options).items():
         if value is not None:
-            argument = "run_at" if name == "delay" else name
-            parameters[argument] = checked("add_job", name, value)
+            parameters[name] = checked("add_job", name, value)
             if is_from_now(name, value):
-                soon.append(argument)
+                soon.append(name)
     return _add_job_statement(schema, tuple(parameters), tuple(soon), columns), parameters
+
+
+@contextmanager
+def naming_times(function: str, parameters: Mapping[str, Any]) -> Iterator[None]:
+    """For a text that PostgreSQL does not read as a time, raise InvalidArgument with the argument's name."""
+    try:
+        yield
+    except Exception as error:
+        if sqlstate_of(error) not in _UNREADABLE_TIMES:
+            raise
+        message = message_of(error)[0]
+        texts = {name: f'"{value}"' for name, value in parameters.items() if name in _OF_TIME}
+        named = [name for name, text in texts.items() if text in message] or [*texts]
+        if not named:  # in a bulk call, add_jobs itself names the others
+            named = ["delay"] * any('"run_at in": ' in str(value) for value in parameters.values())
+        if not named:
+            raise
+        why = f"{function}: {' or '.join(named)} is not valid: {message}"
+        raise InvalidArgument(why) from error
 
 
 def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:

@@ -14,6 +14,7 @@ from .._payload import to_json
 from .._texts import printable
 from ..errors import translated
 from .base import Base
+from .queue import naming_times
 from .rows import JOB_COLUMNS
 from .text import as_identifier, named_call, quoted
 
@@ -144,7 +145,8 @@ class Worker(Base):
         for name in parameters.keys() & {"unique_policy", "sequence_policy", "backoff"}:
             parameters[name] = json.dumps(parameters[name])
         given = {name: _DEFINE_ARGUMENTS[name] for name in parameters}
-        self._rows(f"select {named_call(self.schema, 'define_task', given)}", parameters)
+        with naming_times("define_task", parameters):
+            self._rows(f"select {named_call(self.schema, 'define_task', given)}", parameters)
 
     def declare_schedules(
         self, origins: Sequence[str], schedules: Sequence[Mapping[str, Any]], dry_run: bool = False

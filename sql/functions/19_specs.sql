@@ -6,6 +6,7 @@ create or replace function _requests_of(specs jsonb) returns _job_request[]
 as $$
 declare
     v_known constant text[] := _members_of_a_spec();
+    v_texts constant text[] := '{identifier,queue_name,job_key,job_key_mode,delivery,ref}';
     v_requests _job_request[];
     v_bad record;
 begin
@@ -14,13 +15,20 @@ begin
             coalesce(jsonb_typeof(specs), 'NULL')
             using errcode = 'PW001';
     end if;
-    select s.ordinality, jsonb_typeof(s.value) as kind, k.key into v_bad
+    select s.ordinality, jsonb_typeof(s.value) as kind, m.key, m.value into v_bad
     from jsonb_array_elements(specs) with ordinality s
-    left join lateral jsonb_object_keys(case jsonb_typeof(s.value) when 'object' then s.value end) k(key)
-        on k.key <> all (v_known)
-    where jsonb_typeof(s.value) <> 'object' or k.key is not null
+    left join lateral jsonb_each(case jsonb_typeof(s.value) when 'object' then s.value end) m
+        on m.key <> all (v_known)
+           or m.key = any (v_texts) and jsonb_typeof(m.value) not in ('string', 'null')
+           or m.key = 'flags' and jsonb_path_exists(m.value, '$[*] ? (@.type() == "number"
+                                                                   || @.type() == "boolean")')
+    where jsonb_typeof(s.value) <> 'object' or m.key is not null
     limit 1;
-    if v_bad.kind = 'object' then
+    if v_bad.key = any (v_texts || 'flags'::text) then -- a cast would make texts of them
+        raise exception 'add_jobs: specs[%].% must be %, got %', v_bad.ordinality, v_bad.key,
+            case v_bad.key when 'flags' then 'a list of strings' else 'a string' end,
+            left(v_bad.value::text, 40) using errcode = 'PW001';
+    elsif v_bad.kind = 'object' then
         raise exception 'add_jobs: specs[%] has an unknown member "%" (known: %)', v_bad.ordinality,
             v_bad.key, array_to_string(v_known, ', ') using errcode = 'PW001';
     elsif v_bad.kind is not null then

@@ -218,3 +218,67 @@ def test_a_cursor_that_is_being_read_can_be_read_on(db: Any, dsn: str) -> None:
             (2, "t"),
             (3, "t"),
         ]
+
+
+TIMES = [
+    {"run_at": "the day after"},
+    {"run_at": "2026-13-45"},
+    {"expires_at": "then"},
+    {"delay": "soon"},
+    {"delay": "999999999999 years"},
+    {"max_wait": "soon", "job_key": "k"},
+    {"max_wait": float("inf"), "job_key": "k"},
+    {"max_wait": float("nan"), "job_key": "k"},
+    {"max_wait": 1e300, "job_key": "k"},
+    {"max_wait": timedelta.max, "job_key": "k"},
+    {"delay": float("inf")},
+]
+
+
+@pytest.mark.parametrize("options", TIMES, ids=str)
+@pytest.mark.parametrize("kind", SYNC)
+def test_what_is_no_time_is_refused_by_the_arguments_name(dsn: str, kind: str, options: Any) -> None:
+    with SYNC[kind](dsn) as (conn, _, rollback):
+        for function, add in (
+            ("add_job", lambda: pyworker.add_job(conn, "t", **options)),
+            ("add_jobs", lambda: pyworker.add_jobs(conn, [{"identifier": "t", **options}])),
+        ):
+            with pytest.raises(pyworker.InvalidArgument, match=rf"^{function}: .*{next(iter(options))}"):
+                add()
+            rollback()
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+def test_what_is_no_time_is_refused_on_asynchronous_connections_too(dsn: str, kind: str) -> None:
+    async def run() -> None:
+        async with ASYNC[kind](dsn) as (conn, _, _):
+            with pytest.raises(pyworker.InvalidArgument, match=r"^add_job: run_at is not valid: .*day after"):
+                await pyworker.add_job(conn, "t", run_at="the day after")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+def test_the_warning_of_a_forgotten_await_names_the_call(dsn: str, kind: str) -> None:
+    async def run() -> None:
+        async with ASYNC[kind](dsn) as (conn, _, _):
+            for name, call in (
+                ("add_job", lambda: pyworker.add_job(conn, "t")),
+                ("cancel_job", lambda: pyworker.cancel_job(conn, 1)),
+            ):
+                with pytest.warns(RuntimeWarning) as warned:
+                    call()
+                assert [str(one.message) for one in warned] == [
+                    f"coroutine 'pyworker.{name}' was never awaited"
+                ]
+
+    asyncio.run(run())
+
+
+def test_the_warning_of_a_forgotten_wait_names_it_too(dsn: str) -> None:
+    async def run() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+            with pytest.warns(RuntimeWarning, match=r"coroutine 'pyworker\.wait_for_job' was never awaited"):
+                pyworker.wait_for_job(conn, 1)
+
+    asyncio.run(run())

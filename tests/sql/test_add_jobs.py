@@ -133,3 +133,17 @@ def test_jobs_of_different_kinds_in_one_bulk_add_run_in_its_order(api: Any, work
     ]
     jobs = api.add_jobs([{"identifier": "t", **kind} for kind in kinds])
     assert [job.id for job in api.claim_jobs(worker, 10)] == [job.id for job in jobs]
+
+
+@pytest.mark.parametrize("member", ["identifier", "queue_name", "job_key", "job_key_mode", "delivery", "ref"])
+@pytest.mark.parametrize("value", [5, True, {}, ["a"]], ids=str)
+def test_a_member_that_is_a_text_takes_no_other_value(api: Any, member: str, value: Any) -> None:
+    with api.refusal("PW001", rf"^add_jobs: specs\[2\]\.{member} must be a string, got "):
+        api.add_jobs([{"identifier": "t"}, {"identifier": "t", member: value}])
+    assert api.rows("select from pyworker.jobs") == []
+
+
+@pytest.mark.parametrize("flags", [[1], ["a", True]], ids=str)
+def test_flags_are_texts(api: Any, flags: Any) -> None:
+    with api.refusal("PW001", r"^add_jobs: specs\[1\]\.flags must be a list of strings, got "):
+        api.add_jobs([{"identifier": "t", "flags": flags}])

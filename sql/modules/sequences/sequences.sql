@@ -56,6 +56,8 @@ declare
         coalesce((policy -> 'continue_on_discarded')::boolean, false))::_sequencing end;
     v_by_args jsonb := policy -> 'by_args';
     v_payload json;
+    v_members jsonb;
+    v_lacking text;
     v_args text;
     v_problem text;
 begin
@@ -65,7 +67,13 @@ begin
         begin
             v_payload := coalesce(payload, '{}');
             if jsonb_typeof(v_by_args) = 'array' and json_typeof(v_payload) = 'object' then
-                v_args := _canonical(_members(v_payload::jsonb, _texts_of(v_by_args)));
+                v_members := _members(v_payload::jsonb, _texts_of(v_by_args));
+                v_lacking := (v_by_args - array(select jsonb_object_keys(v_members))) ->> 0;
+                if v_lacking is not null then
+                    raise exception 'by_args names the member %, which the payload does not have',
+                        to_json(v_lacking) using errcode = 'PW001';
+                end if;
+                v_args := _canonical(v_members);
             else
                 v_by_args := 'true';
                 v_args := _canonical(v_payload::jsonb);
