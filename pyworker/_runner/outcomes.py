@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import json
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +22,7 @@ from .._escape import shown
 from .._payload import storable, to_json
 from .._steps import suspends
 from .._texts import first_line, limited, name_of, summary_of, text_of, traceback_of
+from ..errors import InvalidArgument
 from ..job import Cancel, Discard, Failed, NotStarted, Snooze, agreed
 from .claimed import Claimed
 
@@ -153,12 +155,18 @@ def _report(job: Claimed, error: BaseException) -> Report:
 
 def _elements(job: Claimed, elements: list[Any]) -> str:
     """As JSON that the handler will read, no longer than in any other payload."""
+    plain = json.loads(to_json(_encoded(job, elements)))
+    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="backslashreplace").decode()  # half a surrogate pair can only be escaped
+
+
+def _encoded(job: Claimed, elements: list[Any]) -> Any:
+    """In the container that the handler's annotation names."""
     task = tasks.registered().get(job.task_identifier)
-    sent = elements
-    with contextlib.suppress(TypeError):  # they are not of the annotated type
-        sent = task.encoded(elements) if task else elements
-    plain = json.dumps(json.loads(to_json(sent)), ensure_ascii=False, separators=(",", ":"))
-    return plain.encode(errors="backslashreplace").decode()  # half a surrogate pair can only be escaped
+    for container in (list, tuple, set, frozenset, deque):
+        with contextlib.suppress(TypeError, InvalidArgument):
+            return task.encoded(cast("Any", container)(elements)) if task else elements
+    return elements  # they are not of the annotated type
 
 
 def _failed(job: Claimed, error: str, do: str = "fail", **more: Any) -> Report:

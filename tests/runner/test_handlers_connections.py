@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from tests.support.pooler import pooler
 from tests.support.tasks import dirty
 from tests.support.workers import one_worker
 
@@ -67,3 +70,44 @@ def test_a_block_that_cannot_commit_fails_its_job_by_name_and_leaves_nothing(
     assert dirty.BREAKS[deed][0] in queue.job(job).last_error
     assert queue.rows("select from public.runs where job_id = %s", job) == []
     assert look(queue, kind) == before
+
+
+OF_HANDLERS = """
+    select count(*) from pg_stat_activity
+    where application_name = 'pyworker handler' and datname = current_database()"""
+
+
+def test_handlers_have_as_many_connections_as_the_page_says_and_idle_ones_are_closed(queue: Any) -> None:
+    page = Path(__file__).parents[2] / "docs" / "operations.md"
+    assert "at most `--concurrency` + 3 per process" in page.read_text("utf-8")
+    queue.start("--concurrency", "2", modules="beside").until_ready()
+    queue.until_state("completed", *[queue.add("many_steps", 12) for _ in range(3)])
+    assert 3 <= queue.value(OF_HANDLERS) <= 2 + 3
+    queue.until_state("completed", *[queue.add("many_steps_async", 12) for _ in range(3)])
+    most = queue.value(OF_HANDLERS)
+    assert most <= 2 * (2 + 3)
+    queue.until(f"select ({OF_HANDLERS}) <= %s", most - 2)
+
+
+def test_the_applications_own_adapters_for_all_connections_do_not_reach_the_workers(queue: Any) -> None:
+    queue.start("--concurrency", "1", modules="adapted").until_ready()
+    jobs = [queue.add(name) for name in ("adapted", "adapted_async")]
+    queue.until_state("completed", *jobs)
+    assert [queue.job(job).result for job in jobs] == [["LOUD", True], ["LOUD", True]]
+
+
+@pytest.mark.skipif(not shutil.which("pgbouncer"), reason="there is no pgbouncer here")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_behind_a_pooler_the_next_client_of_the_session_finds_nothing_of_a_handlers(
+    queue: Any, tmp_path: Path, block: str, kind: str
+) -> None:
+    with_role(queue.conn)
+    with pooler(queue, tmp_path) as dsn:
+        queue.start("--concurrency", "1", modules="dirty", DATABASE_URL=dsn).until_log("transaction pooler")
+        before = look(queue, kind)
+        for deed in ("role", "timeouts", "a tenant", "advisory lock", "temporary table", "row factory"):
+            job = queue.add(f"{block}{kind}", deed)
+            queue.until("select (pyworker.get_job(%s)).state in ('completed', 'discarded')", job)
+            assert queue.job(job).state == "completed", queue.job(job).last_error
+        assert [look(queue, kind) for _ in range(4)] == [before] * 4
