@@ -250,20 +250,21 @@ def remove_job(conn: Any, job_key: str, *, schema: str | None = None) -> Any:
 @overload
 def send_signal(
     conn: AsyncConnection, job_id: int, name: str, payload: Any = None, *, schema: str | None = None
-) -> Coroutine[Any, Any, None]: ...
+) -> Coroutine[Any, Any, str]: ...
 @overload
 def send_signal(
     conn: SyncConnection, job_id: int, name: str, payload: Any = None, *, schema: str | None = None
-) -> None: ...
+) -> str: ...
 def send_signal(conn: Any, job_id: int, name: str, payload: Any = None, *, schema: str | None = None) -> Any:
     """Send a signal to a job that waits for it, or will (job.wait_for), in the caller's transaction.
 
-    payload: any JSON value; the job gets it as the answer. Of several signals of one name the first
-    counts. Raises InvalidArgument, NotFound, WrongState (the job is completed or cancelled).
+    payload: any JSON value; the job gets it as the answer. Returns what became of the signal: "answered",
+    the wait of the job gets it; "kept" for a wait to come; "ignored", since one of that name is kept already.
+    Raises InvalidArgument, NotFound, WrongState (the job is completed or cancelled).
     """
     where = schema or default_schema()
     call = queue.send_signal_call(where, job_id, name, payload)
-    return query("send_signal", where, conn, call, lambda _: None)
+    return query("send_signal", where, conn, call, lambda rows: rows[0][0])
 
 
 def _verb(conn: Any, schema: str | None, verb: str, answer: Callable[[Rows], Any], **arguments: Any) -> Any:

@@ -81,6 +81,7 @@ class Book:
     """What this run knows of the job's steps."""
 
     names: set[str] = field(default_factory=set[str])  # used in this run
+    waits: dict[str, int] = field(default_factory=dict[str, int])  # how many of each name
     saved: dict[str, Any] | None = None  # read on first use
 
 
@@ -102,8 +103,10 @@ class _Steps:
         _batched: bool
 
     @contextmanager
-    def _named(self, caller: str, name: str) -> Iterator[None]:
-        """Take a name for a step or a wait. After an exception, it may be taken again."""
+    def _named(self, caller: str, name: str, wait: bool = False) -> Iterator[int]:
+        """Take a name for a step or a wait. After an exception, it may be taken again.
+
+        Waits may have one name: each is a wait of its own. The result is its number."""
         # Refused before the step is done, not when it is saved.
         if not 1 <= len(checked(caller, "name", name)) <= 512:
             raise InvalidArgument(
@@ -123,17 +126,25 @@ class _Steps:
                 )
             if self._transaction:
                 raise WrongState(f"{caller}: not after job.transaction(), which has completed the job")
-            if name in self._book.names:
+            waits = self._book.waits
+            if name in self._book.names and not (wait and name in waits):
                 raise Duplicate(
-                    f"{caller}: {name!r} was used before in this run; each step and each wait of a job needs"
-                    " a name of its own"
+                    f"{caller}: {name!r} was used before in this run; each step of a job needs a name of"
+                    " its own, and no wait may have it"
                 )
             self._book.names.add(name)
+            nth = 1
+            if wait:
+                waits[name] = nth = waits.get(name, 0) + 1
             self._underway += 1
         try:
-            yield
+            yield nth
         except BaseException:
-            self._book.names.discard(name)
+            if nth > 1:
+                waits[name] -= 1
+            else:
+                waits.pop(name, None)
+                self._book.names.discard(name)
             self._book.saved = None
             raise
         finally:
@@ -202,13 +213,16 @@ class Steps(_Steps):
         process, a slot or an attempt. When the signal comes or the timeout ends, the handler begins again
         from its start, and gets the answer here. So put what must not be repeated into steps.
 
+        Each wait for a name in a run is a wait of its own, and each signal answers one: a loop may wait for
+        one name again, and a signal that comes after a timeout answers the next wait.
+
         timeout: a timedelta or seconds, from the first call on; None: no end. Raises InvalidArgument,
         Duplicate, WrongState (also for delivery at_most_once), ClaimLost. (SQL: wait_for_signal)
         """
         refuse_in_batch(self._batched, "job.wait_for()", "it would end the run of one job within the call")
-        with self._named("job.wait_for()", name):
+        with self._named("job.wait_for()", name, wait=True) as nth:
             seconds = wait_of("job.wait_for()", timeout)
-            answer = self._connections.wait_for_signal(self.id, self.run, name, seconds)
+            answer = self._connections.wait_for_signal(self.id, self.run, name, seconds, nth)
             if answer is None:
                 raise Suspended(name)
             return json.loads(answer)
@@ -258,9 +272,9 @@ class AsyncSteps(_Steps):
     async def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
         """Like Job.wait_for."""
         refuse_in_batch(self._batched, "job.wait_for()", "it would end the run of one job within the call")
-        with self._named("job.wait_for()", name):
+        with self._named("job.wait_for()", name, wait=True) as nth:
             seconds = wait_of("job.wait_for()", timeout)
-            answer = await self._connections.wait_for_signal_async(self.id, self.run, name, seconds)
+            answer = await self._connections.wait_for_signal_async(self.id, self.run, name, seconds, nth)
             if answer is None:
                 raise Suspended(name)
             return json.loads(answer)

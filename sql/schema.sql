@@ -649,7 +649,9 @@ create table steps (
     is_wait boolean not null,
     until timestamp with time zone,
     result jsonb,
-    constraint steps_pkey PRIMARY KEY (job_id, revision, name)
+    nth integer default 1 not null,
+    signal_id bigint,
+    constraint steps_pkey PRIMARY KEY (job_id, revision, name, nth)
 );
 
 create table tasks (

@@ -235,6 +235,13 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, with_lost: bool, mach
         raise SystemExit(1)
 
 
+BECAME = {
+    "answered": ", the job's wait gets it",
+    "kept": " for a wait to come",
+    "ignored": ", since one of that name is kept already",
+}
+
+
 @click.command()
 @click.argument("job_id", type=JOB_ID)
 @click.argument("name")
@@ -248,13 +255,13 @@ def signal(job_id: int, name: str, payload: str, dsn: str, schema: str, machine:
     """
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
     with database(dsn, schema) as db:
-        db.send_signal(job_id, name, value)
+        became = db.send_signal(job_id, name, value)
         job = db.beside(lambda: db.get_job(job_id))
     if machine:
-        print_json(dataclasses.asdict(job) if job else {"id": job_id})
+        print_json({**(dataclasses.asdict(job) if job else {"id": job_id}), "signal": became})
     else:
         about = f" ({job.task_identifier}, {job.state})" if job else ""
-        say(f"job {job_id}{about} has the signal {name!r}")
+        say(f"job {job_id}{about} has the signal {name!r}: {became}{BECAME[became]}")
 
 
 @click.command()

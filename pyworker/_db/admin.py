@@ -92,8 +92,9 @@ class Admin(Base):
         columns = "side, id, task_identifier, state, ref, condition, blocks"
         return self._dicts(columns, "job_graph(%s)", job_id)
 
-    def send_signal(self, job_id: int, name: str, payload: Any) -> None:
-        self._rows(*send_signal_call(self.schema, job_id, name, payload))
+    def send_signal(self, job_id: int, name: str, payload: Any) -> str:
+        """Returns what became of it: answered, kept or ignored."""
+        return self._rows(*send_signal_call(self.schema, job_id, name, payload))[0][0]
 
     def explain_job(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("reason, detail, remedy", "explain_job(%s) order by position", job_id)

@@ -66,9 +66,15 @@ def steps_statement(schema: str) -> str:
     return f"select coalesce(json_object_agg(s.name, s.result), '{{}}')::text from {source}"
 
 
+def saved_answer_statement(schema: str) -> str:
+    """The nth saved answer of this name, as JSON text. The last parameter is n - 1."""
+    source = f"{quoted(schema)}.get_steps(%s) s where s.name = %s order by s.at offset %s limit 1"
+    return f"select (select s.result::text from {source})"
+
+
 def wait_for_signal_statement(schema: str) -> str:
     """The answer is JSON text; None if the job waits."""
-    return f"select {quoted(schema)}.wait_for_signal(%s, %s, %s, make_interval(secs => %s))::text"
+    return f"select {quoted(schema)}.wait_for_signal(%s, %s, %s, make_interval(secs => %s), %s)::text"
 
 
 def set_progress_statement(schema: str) -> str:

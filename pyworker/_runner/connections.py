@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
@@ -24,6 +23,7 @@ from .._db.worker import (
     finish_job_statement,
     once_statement,
     save_step_statement,
+    saved_answer_statement,
     set_progress_statement,
     start_job_statement,
     start_jobs_statement,
@@ -306,18 +306,21 @@ class Connections:
             raise psycopg.Rollback
         await last_async(conn, self.pooled, save_step_statement(self.schema), job_id, run, name, result)
 
-    def wait_for_signal(self, job_id: int, run: int, name: str, timeout: float | None) -> str | None:
+    def wait_for_signal(
+        self, job_id: int, run: int, name: str, timeout: float | None, nth: int
+    ) -> str | None:
         """The answer as JSON text; None if the job waits from now on."""
         if self.rehearsal:
-            return _saved_answer(self.steps(job_id), name)
-        return self._row(wait_for_signal_statement(self.schema), job_id, run, name, timeout)[0]
+            return self._row(saved_answer_statement(self.schema), job_id, name, nth - 1)[0]
+        return self._row(wait_for_signal_statement(self.schema), job_id, run, name, timeout, nth)[0]
 
     async def wait_for_signal_async(
-        self, job_id: int, run: int, name: str, timeout: float | None
+        self, job_id: int, run: int, name: str, timeout: float | None, nth: int
     ) -> str | None:
         if self.rehearsal:
-            return _saved_answer(await self.steps_async(job_id), name)
-        return (await self._row_async(wait_for_signal_statement(self.schema), job_id, run, name, timeout))[0]
+            return (await self._row_async(saved_answer_statement(self.schema), job_id, name, nth - 1))[0]
+        statement = wait_for_signal_statement(self.schema)
+        return (await self._row_async(statement, job_id, run, name, timeout, nth))[0]
 
     def finish_job(self, conn: Connection[Any], job_id: int, run: int) -> str:
         """Complete the job as the last statement of a transaction that was lent.
@@ -344,8 +347,3 @@ class Connections:
 
 def _too_many(caller: str) -> str:
     return f"{caller}: no connection came free within {PATIENCE:g} seconds: too many blocks are open at once"
-
-
-def _saved_answer(steps: str, name: str) -> str | None:
-    saved = json.loads(steps)
-    return json.dumps(saved[name]) if name in saved else None

@@ -1,4 +1,5 @@
--- 0005: what is done by way of a dashboard is written down, not taken back.
+-- 0005: what is done by way of a dashboard is written down, not taken back. A job may wait for one signal
+-- again.
 -- breaking: no
 
 drop function if exists undo_actions(bigint, bigint, text, integer);
@@ -11,9 +12,21 @@ drop function if exists _end_again(live_jobs, live_jobs, boolean);
 drop function if exists _refuse_undo(live_jobs, live_jobs, boolean);
 drop function if exists _undo_retry(bigint, bigint);
 drop function if exists _undoing(text);
+drop function if exists _refuse_idle_job(text, bigint);
 alter table audit_log drop column before;
 
 -- What start_by was when the job was claimed: a job that is handed back before it has begun gets it again.
 alter table live_jobs add column begin_by timestamptz;
 alter table finished_jobs add column begin_by timestamptz;
 drop function if exists _hand_back(live_jobs);
+
+-- The nth wait for a signal in a run is a wait of its own; a signal answers one of them.
+alter table steps add column nth integer not null default 1, add column signal_id bigint;
+alter table steps drop constraint steps_pkey,
+    add constraint steps_pkey primary key (job_id, revision, name, nth);
+update steps w
+set signal_id = (select s.id from signals s
+                 where s.job_id = w.job_id and s.name = w.name and s.payload = w.result order by s.id limit 1)
+where w.is_wait and w.at is not null;
+drop function if exists send_signal(bigint, text, jsonb); -- it returns text now
+drop function if exists wait_for_signal(bigint, bigint, text, interval);

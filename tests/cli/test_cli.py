@@ -244,7 +244,9 @@ def test_the_database_may_be_named_before_the_command(cli: Any, dsn: str, zoo: d
 
 
 def test_signal_sends_a_signal_and_jobs_shows_the_steps(call: Any, db: Any, zoo: dict[str, int]) -> None:
-    assert call("signal", "4", "go", '{"by": "ann"}') == "job 4 (waits, available) has the signal 'go'\n"
+    assert call("signal", "4", "go", '{"by": "ann"}') == (
+        "job 4 (waits, available) has the signal 'go': kept for a wait to come\n"
+    )
     db.execute(
         "with mine as materialized (select * from pyworker.claim_jobs(pyworker.register_worker(), 9)) "
         "select pyworker.wait_for_signal(4, run, 'go'), pyworker.save_step(4, run, '[red]') "

@@ -99,7 +99,7 @@ class Adds(Coordination):
         else:
             left = []
         old.held = "unmet" if r["depends_on"] else None
-        old.edges, old.steps, old.waits = [], {}, {}
+        old.edges, old.steps, old.waits, old.used = [], {}, {}, set()
         old.task, old.queue, old.priority, old.max_attempts = (
             r["task"], r["queue"], r["priority"], r["max_attempts"]
         )  # fmt: skip

@@ -142,7 +142,9 @@ class Coordination(State):
         job.awaits = name
         job.waits.setdefault(name, timeout if timeout is None else self.now + timeout)  # of the first call
         if name not in job.steps and job.answered(self.now):
-            job.steps[name] = (job.signals.get(name), run)
+            kept = job.kept(name)
+            job.steps[name] = (kept[0] if kept else None, run)
+            job.used |= {name} if kept else set()
         if name in job.steps:
             return [job.steps[name][0]]
         if job.superseded or job.cancelled_runs:
@@ -152,11 +154,14 @@ class Coordination(State):
             job.attempts = max(job.attempts - 1, 0)
         return None
 
-    def send(self, job_id: int, name: str, payload: Any) -> None:
+    def send(self, job_id: int, name: str, payload: Any) -> str:
         job = self.known(job_id)
         if job.state in HISTORY:
             raise Refused("PW005")
-        job.signals.setdefault(name, payload)  # of several, the first counts
+        if job.kept(name):
+            return "ignored"
+        job.signals.setdefault(name, []).append(payload)
+        return "answered" if job.held == "signal" and job.awaits == name else "kept"
 
     # What the view and the functions show
 
@@ -184,4 +189,4 @@ class Coordination(State):
         return [(job.id, name, *done) for job in self.jobs for name, done in job.steps.items()]
 
     def sent(self) -> list[Any]:
-        return [(job.id, *signal) for job in self.jobs for signal in job.signals.items()]
+        return [(job.id, name, one) for job in self.jobs for name, all in job.signals.items() for one in all]

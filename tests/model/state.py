@@ -80,7 +80,8 @@ class Job:
     steps: dict[str, tuple[Any, int]] = field(default_factory=dict)  # saved, or answers: result and run
     waits: dict[str, datetime | None] = field(default_factory=dict)  # for signals: until when
     awaits: str | None = None  # the last of them
-    signals: dict[str, Any] = field(default_factory=dict)
+    signals: dict[str, list[Any]] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)  # the signals whose first has answered the wait
     start_by: datetime | None = None  # expires_at, until its first run
     since: datetime = datetime.min  # it waits since then, as max_wait counts
     since_run: int = 0
@@ -108,10 +109,14 @@ class Job:
         """To be cancelled, as a job that it waits for has ended in another way."""
         return any(e.cancels and not e.met and e.parent.ended_as() for e in self.edges)
 
+    def kept(self, name: str) -> list[Any]:
+        """The signals of a name that have answered no wait yet."""
+        return self.signals.get(name, [])[name in self.used :]
+
     def answered(self, now: datetime) -> bool:
         """Whether what it waits for was sent, or the time for that is over."""
         until = self.waits[self.awaits or ""]
-        return self.awaits in self.signals or (until is not None and until <= now)
+        return bool(self.kept(self.awaits or "")) or (until is not None and until <= now)
 
     def gave_key_back(self) -> bool:
         return self.state in ENDED or (

@@ -174,7 +174,7 @@ class Together(Calls, RuleBasedStateMachine):
     def send(self, job_id: int, name: str, value: Any) -> None:
         self.same(
             lambda m: m.send(job_id, name, value),
-            lambda: self.api.send_signal(job_id, name, Jsonb(value)) or None,
+            lambda: self.api.send_signal(job_id, name, Jsonb(value)),
         )
 
     def wait_for(self, job_id: int, run: int, name: str, timeout: timedelta | None) -> None:

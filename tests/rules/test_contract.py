@@ -47,7 +47,7 @@ FUNCTIONS = {
     "job_signals": {"job_id"},
     "save_step": {"job_id run name result"},
     "send_signal": {"job_id name payload"},
-    "wait_for_signal": {"job_id run name timeout"},
+    "wait_for_signal": {"job_id run name timeout nth"},
     "delete_job": {"job_id"},
     "doctor": {""},
     "fail_jobs": {"failures"},

@@ -101,6 +101,21 @@ def test_a_wait_ends_at_its_timeout_with_none(queue: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_handler_waits_for_one_name_again_and_a_signal_after_a_timeout_answers_the_next_wait(
+    queue: Any, kind: str
+) -> None:
+    started(queue)
+    job = queue.add(kind, {"do": [["wait", "go", 0], ["wait", "go"], ["step", "a"], ["wait", "go"]]})
+    for payload in ("1", "2"):
+        until_waiting(queue, job)
+        assert queue.value("select pyworker.send_signal(%s, 'go', %s)", job, payload) == "answered"
+        queue.until("select state <> 'pending' or %s <> '1' from pyworker.get_job(%s)", payload, job)
+    queue.until_state("completed", job)
+    assert queue.job(job).result == [None, 1, {"of": "a"}, 2]
+    assert effects(queue, job) == ["a"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_signal_without_a_payload_is_none_as_a_timeout_is(queue: Any, kind: str) -> None:
     started(queue)
     job = queue.add(kind, {"do": [["wait", "go", 3600]]})
@@ -164,7 +179,7 @@ def test_a_handler_may_try_a_failed_step_again_in_the_same_run(queue: Any, kind:
 
 MEANINGLESS = [
     ([["step", "a"], ["step", "a"]], "Duplicate: job.step(): 'a' was used before in this run"),
-    ([["wait", "a", 0], ["wait", "a", 0]], "Duplicate: job.wait_for(): 'a' was used before in this run"),
+    ([["step", "a"], ["wait", "a", 0]], "Duplicate: job.wait_for(): 'a' was used before in this run"),
     ([["step", ""]], "InvalidArgument: job.step(): name must be a string of 1 to 512 characters, got ''"),
     ([["step", 7]], "InvalidArgument: job.step(): name must be a string of 1 to 512 characters, got 7"),
     ([["wait", "a", "soon"]], "timeout must be a timedelta or seconds, got 'soon'"),

@@ -61,8 +61,8 @@ begin
 end;
 $$;
 comment on function job_signals(bigint) is
-    'The signals that were sent to a job (send_signal), the first 1,000, oldest first. Of several of one '
-    'name the first counts.';
+    'The signals that were sent to a job (send_signal), the first 1,000, oldest first. Those of one name '
+    'answer one wait after the other.';
 
 create or replace function job_marks(job_id bigint)
     returns table (kind text, name text, run bigint, at timestamptz)

@@ -57,8 +57,9 @@ begin
     perform nextval('coordination_used') where not _coordination_is_used();
     perform _commit_durably();
     insert into steps (job_id, revision, name, run, at, is_wait, result)
-    values (v_job.id, v_job.revision, save_step.name, v_job.run, clock(), false, coalesce(result, 'null'))
-    on conflict do nothing;
+    select v_job.id, v_job.revision, save_step.name, v_job.run, clock(), false, coalesce(result, 'null')
+    where not exists (select from steps s where s.job_id = v_job.id and s.revision = v_job.revision
+                                            and s.name = save_step.name);
     if not found then
         raise exception 'save_step: job % has a step named % already', job_id, quote_literal(name)
             using errcode = 'PW003', hint = 'Each step of a job needs a name of its own.';
@@ -84,15 +85,15 @@ begin
     where s.job_id = get_steps.job_id and s.at is not null and s.revision = coalesce(
         (select j.revision from live_jobs j where j.id = get_steps.job_id),
         (select f.revision from finished_jobs f where f.id = get_steps.job_id))
-    order by s.at, s.name;
+    order by s.at, s.name, s.nth;
 end;
 $$;
 comment on function get_steps(bigint) is
     'The steps of a job that were saved and its waits that were answered, oldest first, live or in '
-    'history. run: that saved it.';
+    'history. run: that saved it. Each wait for a signal is a row, also of one name.';
 
 create or replace function wait_for_signal(
-    job_id bigint, run bigint, name text, timeout interval default null) returns jsonb
+    job_id bigint, run bigint, name text, timeout interval default null, nth integer default 1) returns jsonb
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -102,6 +103,9 @@ begin
     if timeout not between interval '0' and interval '1000 years' then
         raise exception 'wait_for_signal: timeout must be from 0 to 1000 years, got %', timeout
             using errcode = 'PW001';
+    elsif (nth >= 1) is not true then
+        raise exception 'wait_for_signal: nth must be 1 or more, got %', coalesce(nth::text, 'NULL')
+            using errcode = 'PW001';
     end if;
     v_job := _hold_run('wait_for_signal', job_id, run);
     if _must_not_rerun(v_job) then
@@ -109,29 +113,51 @@ begin
             using errcode = 'PW005', hint = 'Wait before start_job, or let another job wait: depends_on.';
     end if;
     perform nextval('coordination_used') where not _coordination_is_used();
-    return _answer_or_park(v_job, name, clock() + timeout);
+    return _answer_or_park(v_job, name, nth, clock() + timeout);
 end;
 $$;
-comment on function wait_for_signal(bigint, bigint, text, interval) is
+comment on function wait_for_signal(bigint, bigint, text, interval, integer) is
     'Returns the payload of a signal that was sent to this job (send_signal), JSON null if the timeout '
     'has passed. Otherwise it returns SQL NULL, and ends this run: the job is pending without a worker, a '
     'slot or an attempt, and every later word of this run is stale. When the signal arrives or the '
     'timeout ends, the job runs again from its beginning, and calls this again. Later runs get the same '
-    'answer. timeout: from the first call on; null: no end. Errors: PW001; PW002 on a stale run; PW003 if '
+    'answer. timeout: from the first call on; null: no end. nth: 1 for the first wait for this name in the '
+    'run, 2 for the second: each is a wait of its own, and each signal answers one. Errors: PW001; PW002 on '
+    'a stale run; PW003 if '
     'the name is that of a step; PW005 if the job must not be run twice and was started (Temporal, DBOS, '
     'Absurd: signals and events).';
 
+-- The first signal of a name that has answered no wait of the job yet.
+create or replace function _kept_signal(job_id bigint, revision integer, name text) returns signals
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_signal signals;
+begin
+    select s.* into v_signal from signals s
+    where s.job_id = _kept_signal.job_id and s.name = _kept_signal.name
+      and not exists (select from steps w where w.job_id = s.job_id and w.revision = _kept_signal.revision
+                                            and w.name = s.name and w.signal_id = s.id)
+    order by s.job_id, s.name, s.id limit 1;
+    return v_signal;
+end;
+$$;
+
 -- The answer to a wait, saved for later runs; null if there is none yet, and the job waits from now on.
-create or replace function _answer_or_park(job live_jobs, name text, until timestamptz) returns jsonb
+drop function if exists _answer_or_park(live_jobs, text, timestamptz);
+create or replace function _answer_or_park(job live_jobs, name text, nth integer, until timestamptz)
+    returns jsonb
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
     v_wait steps;
+    v_signal signals;
     v_answer jsonb;
 begin
     select s.* into v_wait from steps s
-    where s.job_id = job.id and s.revision = job.revision and s.name = _answer_or_park.name;
+    where s.job_id = job.id and s.revision = job.revision and s.name = _answer_or_park.name
+      and (s.nth = _answer_or_park.nth or not s.is_wait);
     if not v_wait.is_wait then
         raise exception 'wait_for_signal: % is a step of job %', quote_literal(name), job.id
             using errcode = 'PW003', hint = 'Steps and signals of a job need different names.';
@@ -140,15 +166,14 @@ begin
     elsif v_wait.name is not null then
         until := v_wait.until; -- of the first call
     end if;
-    v_answer := coalesce(
-        (select s.payload from signals s where s.job_id = job.id and s.name = _answer_or_park.name
-         order by s.job_id, s.name, s.id limit 1),
-        case when until <= v_now then 'null'::jsonb end);
-    insert into steps as s (job_id, revision, name, run, at, is_wait, until, result)
-    values (job.id, job.revision, _answer_or_park.name, job.run,
-            case when v_answer is not null then v_now end, true, _answer_or_park.until, v_answer)
+    v_signal := _kept_signal(job.id, job.revision, name);
+    v_answer := coalesce(v_signal.payload, case when until <= v_now then 'null'::jsonb end);
+    insert into steps as s (job_id, revision, name, nth, run, at, is_wait, until, result, signal_id)
+    values (job.id, job.revision, _answer_or_park.name, _answer_or_park.nth, job.run,
+            case when v_answer is not null then v_now end, true, _answer_or_park.until, v_answer, v_signal.id)
     on conflict on constraint steps_pkey
-        do update set run = excluded.run, at = excluded.at, result = excluded.result;
+        do update set run = excluded.run, at = excluded.at, result = excluded.result,
+                      signal_id = excluded.signal_id;
     if v_answer is null then
         perform _park_for_signal(job, until, v_now);
     end if;
@@ -176,47 +201,64 @@ begin
 end;
 $$;
 
-create or replace function send_signal(job_id bigint, name text, payload jsonb default null) returns void
+-- True unless another session that is still open has sent such a signal: then its own may come first.
+-- 500 keys: a transaction may send more signals than PostgreSQL has room for locks.
+create or replace function _is_first_sender(job_id bigint, name text) returns boolean
+    language sql volatile
+    return pg_try_advisory_xact_lock(hashtextextended(
+        current_schema() || '/signal ' || abs(hashtextextended(job_id || ' ' || name, 0) % 500), 0));
+
+create or replace function send_signal(job_id bigint, name text, payload jsonb default null) returns text
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_state text;
+    v_job record;
     v_awaited text;
+    v_became text := 'kept';
 begin
     perform _refuse_named('send_signal', name, 'payload', payload);
-    v_state := coalesce((select j.state from live_jobs j where j.id = job_id),
-                        (select f.state from finished_jobs f where f.id = job_id));
-    if v_state is null then
+    select j.state, j.revision into v_job from (
+        select l.state, l.revision from live_jobs l where l.id = job_id
+        union all
+        select f.state, f.revision from finished_jobs f where f.id = job_id) j;
+    if v_job.state is null then
         perform _refuse_unknown_job('send_signal', job_id);
-    elsif v_state in ('completed', 'cancelled') then
-        raise exception 'send_signal: job % is %', job_id, v_state
+    elsif v_job.state in ('completed', 'cancelled') then
+        raise exception 'send_signal: job % is %', job_id, v_job.state
             using errcode = 'PW005', hint = 'Only a job that has not ended gets signals: retry_job first.';
     end if;
     perform nextval('coordination_used') where not _coordination_is_used();
-    insert into signals (job_id, name, payload, at)
-    select send_signal.job_id, send_signal.name, coalesce(send_signal.payload, 'null'), clock()
-    where not exists (
-        select from signals s where s.job_id = send_signal.job_id and s.name = send_signal.name);
-    if found then
+    v_awaited := (
+        select s.name from live_jobs j join steps s on s.job_id = j.id and s.revision = j.revision
+        where j.id = send_signal.job_id and j.parked = 'signal' and s.run = j.run and s.at is null
+          and (_kept_signal(s.job_id, s.revision, s.name)).id is null);
+    if v_awaited = name and _is_first_sender(job_id, name) then
+        v_became := 'answered';
+    end if;
+    if (_kept_signal(job_id, v_job.revision, name)).id is not null then
+        v_became := 'ignored';
+    else
+        insert into signals (job_id, name, payload, at)
+        values (send_signal.job_id, send_signal.name, coalesce(send_signal.payload, 'null'), clock());
         insert into promotion_requests (lane, job_id, not_by)
         values ('signal', send_signal.job_id, pg_current_xact_id());
         perform _notify_workers();
     end if;
-    v_awaited := (
-        select s.name from live_jobs j join steps s on s.job_id = j.id and s.revision = j.revision
-        where j.id = send_signal.job_id and j.parked = 'signal' and s.run = j.run and s.at is null
-          and not exists (select from signals o where o.job_id = s.job_id and o.name = s.name));
     if v_awaited <> name then
         raise notice 'send_signal: job % waits for the signal %, and keeps % for a later wait', job_id,
             quote_literal(v_awaited), quote_literal(name)
             using hint = format('If you meant that one: send_signal(%s, %L).', job_id, v_awaited);
     end if;
+    return v_became;
 end;
 $$;
 comment on function send_signal(bigint, text, jsonb) is
-    'Sends a signal to a job that waits for it, or will (wait_for_signal). The signal belongs to the job: '
-    'it is kept until the job is deleted. Of several signals of one name the '
-    'first counts, and the others are ignored. A notice says if the job waits for a signal of another name '
+    'Sends a signal to a job that waits for it, or will (wait_for_signal). Returns what became of it: '
+    '''answered'', the wait of the job gets it; ''kept'' for a wait to come; ''ignored'', since one of that '
+    'name is kept that has answered no wait yet. The signal belongs to the job: it is kept until the job is '
+    'deleted. A signal that comes after a timeout answers the next wait for its name. If another session has '
+    'sent one and is still open, this one is ''kept'': it answers the wait if that session rolls back, else '
+    'the next one. A notice says if the job waits for a signal of another name '
     'now. It waits for no other session. name: 1 to 512 characters. '
     'Errors: PW001; PW004 if there is no such job; PW005 if the job is completed or cancelled.';
 
@@ -235,7 +277,7 @@ begin
         select j.id from unnest(job_ids) i(id)
         join live_jobs j on j.id = i.id and j.parked = 'signal'
         join steps w on w.job_id = j.id and w.revision = j.revision and w.run = j.run and w.at is null
-        where exists (select from signals s where s.job_id = w.job_id and s.name = w.name));
+        where (_kept_signal(w.job_id, w.revision, w.name)).id is not null);
     with free as materialized ( -- another session may be cancelling it, or only have it locked
         select j.ctid as tid, j.id, j.queue_name, j.run_at from live_jobs j
         where j.id = any (v_answered) and j.parked = 'signal' for update skip locked),

@@ -48,7 +48,7 @@ begin
     select s.* into v_wait from steps s
     where s.job_id = job.id and s.revision = job.revision and s.run = job.run and s.at is null;
     if v_wait.until <= now
-       or exists (select from signals s where s.job_id = job.id and s.name = v_wait.name) then
+       or (_kept_signal(job.id, job.revision, v_wait.name)).id is not null then
         return query values (
             'promotion', format('its wait for the signal %L has ended', v_wait.name), _promotion_remedy());
         return;

@@ -217,7 +217,7 @@ begin
     from (select l.* from live_jobs l where l.parked = 'signal' limit max_rows) j
     left join steps w on w.job_id = j.id and w.revision = j.revision and w.run = j.run and w.at is null
     where w.name is null or w.until is distinct from j.due_at
-       or exists (select from signals s where s.job_id = j.id and s.name = w.name)
+       or (_kept_signal(j.id, j.revision, w.name)).id is not null
           and not exists (
               select from promotion_requests r where r.lane = 'signal' and r.job_id = j.id);
 end;
