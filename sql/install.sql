@@ -66,6 +66,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/keys/unique_policy.sql
 \ir modules/keys/unique.sql
 \ir modules/sequences/sequences.sql
+\ir modules/refs/refs.sql
 \ir modules/dependencies/depends_on.sql
 \ir functions/19_specs.sql
 \ir functions/20_add.sql

@@ -542,8 +542,10 @@ create table promotion_requests (
     constraint promotion_requests_pkey PRIMARY KEY (id)
 ) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
 
+CREATE INDEX promotion_requests_after ON promotion_requests USING btree (after, id) WHERE (after IS NOT NULL);
 CREATE INDEX promotion_requests_changed ON promotion_requests USING btree (id) WHERE changed;
 CREATE INDEX promotion_requests_lane ON promotion_requests USING btree (lane, id);
+CREATE INDEX promotion_requests_open ON promotion_requests USING btree (id) WHERE (after IS NULL);
 
 create table queues (
     queue_name text collate "C" not null,
@@ -712,6 +714,8 @@ create table workers (
     suspect_since timestamp with time zone,
     constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50);
+
+CREATE INDEX workers_dead ON workers USING btree (dead_at);
 
 -- view audit
 --    id bigint

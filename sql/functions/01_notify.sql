@@ -252,6 +252,7 @@ create or replace function _look_around(
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_walks constant boolean := _walks_are_kept();
     v_polls_in constant double precision := case when _worker_is_polling() then _polls_in(worker_id) end;
     v_due_from constant timestamptz := case when v_walks then _walked_due() else '-infinity' end;
@@ -264,7 +265,7 @@ declare
 begin
     select least(
             -- If it is overdue and was locked (xmax), the promotion passed over it: after as long again.
-            (select case when j.due_at > clock() then greatest(extract(epoch from j.due_at - clock()), 0)
+            (select case when j.due_at > v_now then greatest(extract(epoch from j.due_at - v_now), 0)
                          when j.xmax::text = '0' then 0 else _growing(j.due_at) end
              from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
             v_polls_in,
@@ -274,7 +275,7 @@ begin
             (select _growing(w.at) from promotion_requests w
              where w.id > v_requests_from and w.after is null order by w.id limit 1),
             (select 0.25 from promotion_requests w -- some jobs of its queue are locked
-             where w.id > v_requests_from and w.after = '1' order by w.id limit 1),
+             where w.id > v_requests_from and w.after = '1' order by w.after, w.id limit 1),
             -- The claim did not get this job: it was locked, or was committed a moment ago.
             (select 0.25 from live_jobs j
              where j.ready_at is not null and j.state = 'available' and not v_walks

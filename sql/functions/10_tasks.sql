@@ -58,6 +58,7 @@ create or replace function define_task(
 as $$
 #variable_conflict use_variable
 declare
+    v_now constant timestamptz := clock();
     v_problem text := _job_refusal(
         identifier, queue_name => queue_name, max_attempts => max_attempts, priority => priority,
         unique_policy => unique_policy, sequence_policy => sequence_policy, delivery => delivery);
@@ -85,7 +86,7 @@ begin
     end if;
     insert into tasks as t values (
         identifier, max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy,
-        delivery, timeout, backoff, retention, payload_schema, clock())
+        delivery, timeout, backoff, retention, payload_schema, v_now)
     on conflict on constraint tasks_pkey do update
     set (max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff,
          retention, payload_schema, updated_at)

@@ -16,6 +16,7 @@ declare
     v_promoted integer := 0;
     v_due boolean;
     v_requested boolean;
+    v_round record;
 begin
     if current_setting('pyworker.walk_due', true) <> '' then
         v_due_from := _walked_due();
@@ -33,7 +34,11 @@ begin
         v_promoted := _promote_due(v_began);
     end if;
     if v_requested or v_due then -- a job that has just become due may wait for a slot
-        v_promoted := v_promoted + _promote_requested(v_from);
+        for i in 1..10 loop -- the rest is left to the next call: each round locks up to some 200 lanes
+            v_round := _promote_requested(v_from);
+            v_promoted := v_promoted + v_round.promoted;
+            exit when not v_round.again;
+        end loop;
     end if;
     if v_from = 0 and clock_timestamp() > v_began + interval '0.5 ms' then
         perform _keep_requests(v_began);
@@ -129,9 +134,10 @@ begin
 end;
 $$;
 
--- Handles the oldest requests whose lanes are free; returns how many jobs became available to
--- claims.
-create or replace function _promote_requested(walked bigint) returns integer
+-- Handles the oldest requests whose lanes are free. `promoted`: how many jobs became available to claims.
+-- `again`: it has handled families, and left requests for their queues.
+drop function if exists _promote_requested(bigint);
+create or replace function _promote_requested(walked bigint, out promoted integer, out again boolean)
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set enable_incremental_sort = off set jit = off
@@ -143,18 +149,17 @@ declare
     v_taken record;
     v_keys text[];
     v_last bigint;
-    v_lane text;
-    v_promoted integer := 0;
 begin
-    if _coordination_is_used() then
-        v_promoted := _promote_waiting(walked);
-    end if;
-    v_lanes := array( -- those that wait for transactions, or for locked jobs, hold up no others
+    promoted := case when _coordination_is_used() then _promote_waiting(walked) else 0 end;
+    v_lanes := array( -- those that wait for locked jobs, or for transactions, hold up no others
         (select w.lane from promotion_requests w where w.id > walked and w.after is null
          order by w.id limit 100)
         union all
-        (select w.lane from promotion_requests w where w.id > walked and w.after < v_xmin
-         order by w.id limit 20));
+        (select w.lane from promotion_requests w where w.id > walked and w.after <= '1'
+         order by w.after, w.id limit 20)
+        union all
+        (select w.lane from promotion_requests w where w.id > walked and w.after > '1' and w.after < v_xmin
+         order by w.after, w.id limit 100));
     v_held := _try_lanes(v_lanes);
     if cardinality(v_lanes) >= 100 and cardinality(v_held) < 10 then
         v_held := _try_lanes(v_lanes || _other_lanes(walked));
@@ -168,7 +173,7 @@ begin
         where starts_with(l.lane, 'sequence:'));
     if v_keys <> '{}' then
         v_last := pg_sequence_last_value('promotion_requests_id_seq'::regclass);
-        v_promoted := v_promoted + _promote_idle_sequences(
+        promoted := promoted + _promote_idle_sequences(
             v_keys, coalesce(v_taken.asked, clock_timestamp()));
         -- The queues in which the new heads wait for a slot.
         v_lanes := _try_lanes(array(
@@ -181,14 +186,12 @@ begin
         select substr(l.lane, length('queue:') + 1) from unnest(v_held) l(lane)
         where starts_with(l.lane, 'queue:'));
     if v_keys <> '{}' then
-        v_promoted := v_promoted + _fill_queues(
+        promoted := promoted + _fill_queues(
             array_agg(q.queue_name), array_agg(q.slots_ahead)) from _queues_of(v_keys) q;
     end if;
-    for v_lane in select l.lane from unnest(v_held) l(lane) where starts_with(l.lane, 'family:') loop
-        perform _fill_family(substr(v_lane, length('family:') + 1));
-        v_promoted := v_promoted + promote_jobs();
-    end loop;
-    return v_promoted;
+    perform _fill_family(substr(l.lane, length('family:') + 1))
+    from unnest(v_held) l(lane) where starts_with(l.lane, 'family:');
+    again := found;
 end;
 $$;
 

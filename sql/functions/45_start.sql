@@ -12,6 +12,8 @@ drop function if exists start_job(bigint, bigint);
 create or replace function start_job(job_id bigint, run bigint, delivery text default null) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     if start_job.delivery not in ('at_least_once', 'at_most_once') then
         raise exception 'start_job: delivery must be at_least_once or at_most_once, got %',
@@ -19,7 +21,7 @@ begin
     end if;
     perform _commit_durably();
     update live_jobs j
-    set started_at = clock(),
+    set started_at = v_now,
         delivery = case when start_job.delivery = 'at_most_once' then 'at_most_once' else j.delivery end
     where j.id = start_job.job_id and j.run = start_job.run and j.state = 'running' and j.started_at is null
       and j.superseded is null and j.cancel_requested_at is null
@@ -41,9 +43,11 @@ comment on function start_job(bigint, bigint, text) is
 create or replace function _once(mark text) returns boolean
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     perform _commit_durably();
-    insert into once_keys (key, at) values (mark, clock()) on conflict do nothing;
+    insert into once_keys (key, at) values (mark, v_now) on conflict do nothing;
     return found;
 end;
 $$;
@@ -76,6 +80,8 @@ create or replace function set_progress(
     returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     if (set_progress.progress between 0 and 1) is not true then
         raise exception 'set_progress: progress must be from 0 to 1, got %',
@@ -93,7 +99,7 @@ begin
     end if;
     perform nextval('coordination_used') where not _coordination_is_used();
     insert into progress as p (job_id, run, progress, message, at)
-    values (set_progress.job_id, set_progress.run, set_progress.progress, set_progress.message, clock())
+    values (set_progress.job_id, set_progress.run, set_progress.progress, set_progress.message, v_now)
     on conflict on constraint progress_pkey do update
     set run = excluded.run, progress = excluded.progress, message = excluded.message, at = excluded.at
     where p.run <= excluded.run;

@@ -45,12 +45,14 @@ $$;
 create or replace function _tie_up(ends _loose_end[]) returns void
     language plpgsql set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     delete from errors e where e.job_id = any (array(select l.job_id from unnest(ends) l where l.has_errors));
     perform _release_unique_keys(array_agg(l.unique_key))
     from unnest(ends) l where l.unique_key is not null having count(*) > 0;
     insert into sequence_halts
-    select l.halts, l.job_id, 'cancelled', clock() from unnest(ends) l where l.halts is not null
+    select l.halts, l.job_id, 'cancelled', v_now from unnest(ends) l where l.halts is not null
     on conflict do nothing;
     insert into promotion_requests (lane)
     select distinct 'queue:' || l.left_queue from unnest(ends) l where l.left_queue is not null;

@@ -6,6 +6,7 @@ create or replace function snooze_job(job_id bigint, run bigint, delay interval)
 as $$
 declare
     v_job live_jobs;
+    v_run_at timestamptz;
 begin
     if delay is null or delay < interval '0' or delay > interval '1000 years' then
         raise exception 'snooze_job: delay must be from 0 to 1000 years, got %', coalesce(delay::text, 'NULL')
@@ -21,7 +22,8 @@ begin
         raise exception 'snooze_job: job % was started and must not be run twice', job_id
             using errcode = 'PW005', hint = 'Fail it with not_started, if it had done nothing yet.';
     end if;
-    perform _requeue(v_job, clock() + delay, greatest(v_job.attempts - 1, 0), 'scheduled');
+    v_run_at := clock() + delay;
+    perform _requeue(v_job, v_run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
 end;
 $$;
 comment on function snooze_job(bigint, bigint, interval) is
@@ -170,8 +172,10 @@ create or replace function _must_not_rerun(job live_jobs) returns boolean
 create or replace function _record_error(job live_jobs, error text) returns void
     language plpgsql set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     insert into errors (job_id, run, at, worker, error)
-    values (job.id, job.run, clock(), job.worker_id::text, error);
+    values (job.id, job.run, v_now, job.worker_id::text, error);
 end;
 $$;

@@ -7,6 +7,7 @@ create or replace function fail_jobs(failures jsonb) returns bigint[]
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_items _failure[];
     v_malformed text;
     v_accepted bigint[];
@@ -39,7 +40,7 @@ begin
             where j.id between i.id and i.id and j.run = i.run and j.state = 'running' for update) j),
     noted as (
         insert into errors (job_id, run, at, worker, error)
-        select h.id, h.run, clock(), h.worker_id::text, h.error from held h)
+        select h.id, h.run, v_now, h.worker_id::text, h.error from held h)
     select array_agg(h.id), bool_or(h.ends or h.may_be_discarded and v_forget) into v_accepted, v_odd
     from held h;
     if v_odd then

@@ -30,3 +30,11 @@ set signal_id = (select s.id from signals s
 where w.is_wait and w.at is not null;
 drop function if exists send_signal(bigint, text, jsonb); -- it returns text now
 drop function if exists wait_for_signal(bigint, bigint, text, interval);
+
+-- Rows of workers stay for a day after their end. What looks for the others, passes them.
+create index workers_dead on workers (dead_at);
+
+-- The requests that a promotion may answer now are found without those that wait for transactions to end:
+-- there is one of them for each queue that was set, and they wait as long as the oldest transaction.
+create index promotion_requests_open on promotion_requests (id) where after is null;
+create index promotion_requests_after on promotion_requests (after, id) where after is not null;

@@ -204,6 +204,7 @@ create or replace function remove_job(job_key text) returns job
     set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_row live_jobs;
 begin
     loop
@@ -216,7 +217,7 @@ begin
         return null;
     elsif v_row.state = 'running' then
         update live_jobs j
-        set job_key = null, attempts = j.max_attempts, superseded = 'removed', updated_at = clock()
+        set job_key = null, attempts = j.max_attempts, superseded = 'removed', updated_at = v_now
         where j.id = v_row.id
         returning j.* into v_row;
     else

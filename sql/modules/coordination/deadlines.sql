@@ -40,13 +40,14 @@ create or replace function _expire_jobs() returns void
     set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_expired bigint[];
 begin
     if not _coordination_is_used() then
         return;
     end if;
     v_expired := array(
-        select j.id from live_jobs j where j.start_by <= clock()
+        select j.id from live_jobs j where j.start_by <= v_now
         order by j.start_by limit 1000 for update skip locked);
     if v_expired <> '{}' then
         perform _finalize_jobs(

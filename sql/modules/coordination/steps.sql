@@ -50,6 +50,7 @@ create or replace function save_step(job_id bigint, run bigint, name text, resul
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_job live_jobs;
 begin
     perform _refuse_named('save_step', name, 'result', result);
@@ -57,7 +58,7 @@ begin
     perform nextval('coordination_used') where not _coordination_is_used();
     perform _commit_durably();
     insert into steps (job_id, revision, name, run, at, is_wait, result)
-    select v_job.id, v_job.revision, save_step.name, v_job.run, clock(), false, coalesce(result, 'null')
+    select v_job.id, v_job.revision, save_step.name, v_job.run, v_now, false, coalesce(result, 'null')
     where not exists (select from steps s where s.job_id = v_job.id and s.revision = v_job.revision
                                             and s.name = save_step.name);
     if not found then
@@ -212,6 +213,7 @@ create or replace function send_signal(job_id bigint, name text, payload jsonb d
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_job record;
     v_awaited text;
     v_became text := 'kept';
@@ -239,7 +241,7 @@ begin
         v_became := 'ignored';
     else
         insert into signals (job_id, name, payload, at)
-        values (send_signal.job_id, send_signal.name, coalesce(send_signal.payload, 'null'), clock());
+        values (send_signal.job_id, send_signal.name, coalesce(send_signal.payload, 'null'), v_now);
         insert into promotion_requests (lane, job_id, not_by)
         values ('signal', send_signal.job_id, pg_current_xact_id());
         perform _notify_workers();

@@ -105,7 +105,8 @@ create or replace function _open_from(child_id bigint, revision integer) returns
 create or replace function _tell_children(parent_ids bigint[], state text) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
+    set enable_sort = off set enable_incremental_sort = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_told boolean;
@@ -118,7 +119,9 @@ begin
     end if;
     insert into promotion_requests (lane, job_id)
     select distinct case when w.from_id is null then 'unmet' else 'child' end, w.child_id
-    from watches w where w.parent_id = any (parent_ids);
+    from unnest(parent_ids) p(id)
+    cross join lateral (
+        select o.from_id, o.child_id from watches o where o.parent_id = p.id offset 0) w;
     v_told := found;
     if state <> 'completed' then
         perform _settle_edges(parent_ids, state);
@@ -127,7 +130,8 @@ begin
         from unnest(parent_ids) p(id)
         cross join lateral (
             select o.child_id, o.condition from edges o
-            where o.parent_id = p.id and o.met is null and o.cancels offset 0) e
+            where o.parent_id between p.id and p.id and o.met is null and o.cancels
+            order by o.parent_id offset 0) e
         where not _meets(e.condition, _tell_children.state);
         v_told := v_told or found;
     end if;
@@ -171,14 +175,15 @@ create or replace function _settle_edges(parent_ids bigint[], state text, result
     returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
-    with edge as materialized (
+    with edge as materialized ( -- between, order by: by the index of parents, with any statistics
         select o.tid, p.result from unnest(parent_ids, results) p(id, result)
         cross join lateral (
             select e.ctid as tid, e.condition from edges e
-            where e.parent_id = p.id and e.met is null offset 0) o
+            where e.parent_id between p.id and p.id and e.met is null order by e.parent_id offset 0) o
         where _meets(o.condition, _settle_edges.state)),
     free as materialized (
         select l.ctid as tid from edges l where l.ctid = any (array(select e.tid from edge e))
@@ -206,8 +211,10 @@ create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) retur
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
-    insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
+    insert into vanished_parents select i.id, v_now from unnest(failed) i(id) on conflict do nothing;
     if not _coordination_is_used() then
         return;
     end if;
@@ -221,43 +228,71 @@ begin
 end;
 $$;
 
+-- True if a live job has an unmet edge to this one; `parked`: only if it is parked like that. One look-up for
+-- each edge, with any statistics.
+create or replace function _waits_for(parent_id bigint, parked text) returns boolean
+    language plpgsql stable set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set enable_sort = off set enable_incremental_sort = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return exists (
+        select from (
+            select e.child_id, e.revision from edges e
+            where e.parent_id between _waits_for.parent_id and _waits_for.parent_id and e.met is null
+            order by e.parent_id offset 0) e
+        cross join lateral (
+            select l.parked from live_jobs l where l.id = e.child_id and l.revision = e.revision offset 0) j
+        where _waits_for.parked is null or j.parked = _waits_for.parked);
+end;
+$$;
+
 -- Of these jobs, which have ended, those that history must keep, as another job waits for them to end
 -- otherwise. Writes down the results of the others for their children.
 create or replace function _awaited_of(job_ids bigint[]) returns bigint[]
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off
+    set jit = off
 as $$
+declare
+    v_ids bigint[];
 begin
     if not _coordination_is_used() then
         return array[]::bigint[];
     end if;
-    perform _settle_edges(array_agg(p.parent_id), p.state, array_agg(p.result))
-    from (select e.parent_id, s.state, s.result
-          from (select distinct o.parent_id from unnest(job_ids) i(id)
-                join edges o on o.parent_id = i.id and o.met is null
-                join live_jobs j on j.id = o.child_id and j.revision = o.revision) e
-          cross join lateral _parent_of(e.parent_id) s) p
-    group by p.state;
-    return array(
-        select distinct e.parent_id from unnest(job_ids) i(id)
-        join edges e on e.parent_id = i.id and e.met is null
-        join live_jobs j on j.id = e.child_id and j.revision = e.revision and j.parked = 'unmet');
+    v_ids := array(select i.id from unnest(job_ids) i(id) where _waits_for(i.id, null));
+    perform _settle_edges(array_agg(i.id), p.state, array_agg(p.result))
+    from unnest(v_ids) i(id) cross join lateral _parent_of(i.id) p group by p.state;
+    return array(select i.id from unnest(v_ids) i(id) where _waits_for(i.id, 'unmet'));
 end;
 $$;
 
--- Deletes the notes of jobs that vanished a day ago: no add that named them is open any more. And signals
--- that were sent while their job was being deleted.
+-- Deletes the notes of jobs that vanished a day ago: no add that named them is open any more. And, of the
+-- oldest signals and of others, those that were sent while their job was being deleted.
 create or replace function _prune_vanished(max_rows integer) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off
+    set jit = off
 as $$
+declare
+    v_day_ago constant timestamptz := clock() - interval '1 day';
+    v_somewhere constant bigint := random() * pg_sequence_last_value(pg_get_serial_sequence('signals', 'id'));
 begin
     delete from vanished_parents v where v.id = any (array(
         select d.id from vanished_parents d
-        where d.at < clock() - interval '1 day'
-          and not exists (select from edges e where e.parent_id = d.id and e.met is null)
+        where d.at < v_day_ago
+          and ( -- not by `exists`, which would drop the order, and with it the index
+              select true from edges e where e.parent_id between d.id and d.id and e.met is null
+              order by e.parent_id limit 1) is null
         order by d.at limit max_rows for update skip locked));
     delete from signals s where s.id = any (array(
-        select o.id from (select l.id, l.job_id from signals l order by l.id limit max_rows) o
+        select o.id from (
+            (select l.id, l.job_id from signals l order by l.id limit 500)
+            union all
+            (select l.id, l.job_id from signals l where l.id > v_somewhere order by l.id limit 500)) o
         where not exists (select from live_jobs j where j.id = o.job_id)
           and not exists (select from finished_jobs f where f.id = o.job_id)));
 end;

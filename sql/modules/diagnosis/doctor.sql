@@ -140,6 +140,8 @@ create or replace function _definitions_that_differ() returns table (
     identifier text, option text, declared jsonb, stored jsonb, workers text)
     language plpgsql stable set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
     select d.identifier, o.name, o.declared, o.stored, string_agg(d.worker, ', ' order by d.worker)
@@ -149,7 +151,7 @@ begin
         cross join lateral jsonb_each(
             case when jsonb_typeof(w.info -> 'definitions') = 'object'
                  then w.info -> 'definitions' else '{}' end) e
-        where _is_live(w, clock()) and jsonb_typeof(e.value) = 'object') d
+        where _is_live(w, v_now) and jsonb_typeof(e.value) = 'object') d
     left join tasks t on t.identifier = d.identifier
     cross join lateral (values
         ('max_attempts', d.options -> 'max_attempts', to_jsonb(t.max_attempts)),
@@ -171,9 +173,11 @@ $$;
 create or replace function _check_tasks() returns table (severity text, finding text, fix text)
     language plpgsql set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
-    with live as materialized (select w as worker from workers w where _is_live(w, clock())),
+    with live as materialized (select w as worker from workers w where _is_live(w, v_now)),
     waiting as materialized (
         select j.task_identifier, coalesce(j.queue_name, 'default') as queue_name, count(*) as jobs
         from (select l.task_identifier, l.queue_name from live_jobs l

@@ -66,13 +66,14 @@ create or replace function _explain_sequence(job live_jobs, out reason text, out
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_ahead bigint;
+    v_ahead text; -- null if there are none
     v_head live_jobs;
     v_halt sequence_halts;
 begin
-    select count(*) into v_ahead from live_jobs j
-    where j.sequence_key = job.sequence_key and j.parked <> 'queue'
-      and (j.parked, j.id) < (job.parked, job.id);
+    select nullif(concat(count(*), case when count(*) = 10000 then ' or more' end), '0') into v_ahead from (
+        select from live_jobs j
+        where j.sequence_key = job.sequence_key and j.parked <> 'queue'
+          and (j.parked, j.id) < (job.parked, job.id) limit 10000) a;
     select j.* into v_head from live_jobs j where j.sequence_key = job.sequence_key and j.sequence_head;
     select h.* into v_halt from sequence_halts h
     where h.sequence_key = job.sequence_key and h.job_id < job.id and job.parked = 'sequence'
@@ -81,7 +82,7 @@ begin
         return query values ('sequence halted',
             format('sequence %s is halted by job %s, %s at %s%s', job.sequence_key, v_halt.job_id,
                    v_halt.reason, v_halt.at,
-                   '; jobs that wait before this one: ' || nullif(v_ahead, 0)),
+                   '; jobs that wait before this one: ' || v_ahead),
             format('%s runs that job again; %s goes on without it; %s goes on with this job',
                    _as_statement(format('retry_job(%s)', v_halt.job_id)),
                    _as_statement(format('resume_sequence(%L)', job.sequence_key)),
@@ -90,9 +91,9 @@ begin
     if v_head.id is not null then
         return query values ('sequence',
             format('waits for job %s (%s%s) in sequence %s; jobs that wait before this one: %s', v_head.id,
-                   v_head.state, ' until ' || v_head.due_at, job.sequence_key, v_ahead),
+                   v_head.state, ' until ' || v_head.due_at, job.sequence_key, coalesce(v_ahead, '0')),
             _as_statement(format('explain_job(%s)', v_head.id)) || ' tells what that job waits for');
-    elsif v_ahead > 0 then
+    elsif v_ahead is not null then
         return query values ('sequence',
             format('jobs that wait before this one in sequence %s: %s', job.sequence_key, v_ahead),
             'they run first, in the order of their ids');
@@ -181,6 +182,7 @@ create or replace function _explain_no_worker(
     language plpgsql stable set search_path from current
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_queue text := coalesce(job.queue_name, 'default');
     v_known bigint;
     v_served bigint;
@@ -193,7 +195,7 @@ begin
     cross join lateral (
         select _takes(w, job.task_identifier, null, null) as knows, _takes(w, null, v_queue, null) as serves,
                _takes(w, null, null, job.flags) as allows) c
-    where _is_live(w, clock());
+    where _is_live(w, v_now);
     if able > 0 then
         return;
     end if;
@@ -225,7 +227,9 @@ $$;
 -- Reports how many available jobs come before this one. workers: who may claim it, in words.
 create or replace function _explain_place(
     job live_jobs, workers text, out reason text, out detail text, out remedy text)
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_ahead bigint;

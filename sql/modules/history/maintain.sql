@@ -90,6 +90,26 @@ begin
 end;
 $$;
 
+-- Releases unique keys whose release was skipped, or whose add rolled back after a release: checks up to 200
+-- keys, half of them from a random place on.
+create or replace function _check_unique_keys() returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
+as $$
+declare
+    v_somewhere constant bytea := sha256(convert_to(random()::text, 'UTF8'));
+begin
+    perform _release_unique_keys(
+        array(
+            select k.unique_key from unique_keys k where k.unique_key > v_somewhere
+            order by k.unique_key limit 100)
+        || array(
+            select k.unique_key from unique_keys k where k.unique_key <= v_somewhere
+            order by k.unique_key limit 100));
+end;
+$$;
+
 create or replace function maintain() returns jsonb
     language plpgsql security definer set search_path from current set lock_timeout = '200ms'
 as $$
@@ -97,7 +117,6 @@ declare
     -- Locks on history are held until the transaction ends, so a transaction that has already
     -- written does not take them.
     v_may_lock constant boolean := pg_current_xact_id_if_assigned() is null;
-    v_somewhere constant bytea := sha256(convert_to(random()::text, 'UTF8'));
     v_fired integer := 0;
     v_turn record;
     v_pruned record;
@@ -118,15 +137,7 @@ begin
     end loop;
     v_result := jsonb_build_object('scheduled', v_fired);
     select p.* into v_pruned from _prune(1000) p;
-    -- Unique keys whose release was skipped, or whose add rolled back after a release: checks up to
-    -- 200 keys, half of them from a random place on.
-    perform _release_unique_keys(
-        array(
-            select k.unique_key from unique_keys k where k.unique_key > v_somewhere
-            order by k.unique_key limit 100)
-        || array(
-            select k.unique_key from unique_keys k where k.unique_key <= v_somewhere
-            order by k.unique_key limit 100));
+    perform _check_unique_keys();
     -- No session remembers a walk for longer, see 02_walks.
     delete from late_arrivals a where a.at < clock_timestamp() - interval '1 minute';
     perform _forget_other_server();

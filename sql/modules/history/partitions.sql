@@ -10,10 +10,12 @@
 create or replace function _partition_days(ahead integer) returns setof timestamptz
     language plpgsql stable set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
     select distinct (
-        date_trunc('day', (clock() + r.retention) at time zone 'UTC') + n * interval '1 day')
+        date_trunc('day', (v_now + r.retention) at time zone 'UTC') + n * interval '1 day')
         at time zone 'UTC'
     from (select s.completed_retention from settings s union select s.cancelled_retention from settings s
           union select t.retention from tasks t) r(retention), generate_series(0, ahead) n
@@ -84,11 +86,13 @@ $$;
 create or replace function _ended_days() returns text[]
     language plpgsql stable set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return array(
         select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
         where i.inhparent = 'finished_jobs'::regclass and c.relname ~ '^finished_jobs_[0-9]{8}$'
-          and ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC') <= clock()
+          and ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC') <= v_now
         order by 1 limit 20);
 end;
 $$;
@@ -101,6 +105,7 @@ create or replace function _prune_jobs(name text, job_ids bigint[]) returns bigi
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_kept bigint[] := _awaited_of(job_ids);
     v_gone bigint[];
     v_sequences text[];
@@ -117,7 +122,7 @@ begin
         -- By the parent of a partition: the job moves to another one.
         execute format('update %I j set expires_at = $1 where j.id = any ($2) and j.tableoid = $3',
                        case name when 'live_jobs' then name else 'finished_jobs' end)
-        using clock() + interval '1 day', v_kept, _partition(name);
+        using v_now + interval '1 day', v_kept, _partition(name);
     end if;
     execute format($q$
         with gone as (
@@ -163,6 +168,7 @@ create or replace function _prune_partition(name text, first_id bigint, max_rows
     set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_expired bigint[];
 begin
     execute format($q$
@@ -173,7 +179,7 @@ begin
                 from (select x.id, x.expires_at from %1$I x where x.id >= $2 order by x.id limit $4) l
                 where l.expires_at <= $1 limit $3))
             for update skip locked)$q$, name)
-    into v_expired using clock(), first_id, max_rows, max_rows::bigint * 10;
+    into v_expired using v_now, first_id, max_rows, max_rows::bigint * 10;
     return _prune_jobs(name, v_expired);
 end;
 $$;

@@ -79,12 +79,14 @@ create or replace function _violations_of_workers(max_rows bigint)
     returns table (invariant text, subject text, found jsonb)
     language plpgsql stable set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
     select 'I1', j.id::text, to_jsonb(j.worker_id)
     from (select l.* from live_jobs l where l.state = 'running' and l.ready_at is not null limit max_rows) j
     left join workers w on w.id = j.worker_id
-    where coalesce(w.dead_at, w.expires_at, j.claimed_at) < clock() - interval '25 seconds'
+    where coalesce(w.dead_at, w.expires_at, j.claimed_at) < v_now - interval '25 seconds'
     union all
     select 'claims', j.id::text, to_jsonb(j.worker_id)
     from (select l.id, l.worker_id from live_jobs l

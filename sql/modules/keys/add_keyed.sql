@@ -64,6 +64,7 @@ create or replace function _add_keyed(
     language plpgsql set search_path from current
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_old live_jobs;
     v_row live_jobs;
 begin
@@ -85,7 +86,7 @@ begin
         if v_old.state = 'running' then
             -- The run may end, but must be the job's last. The key becomes free for a new job.
             update live_jobs j
-            set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = clock()
+            set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = v_now
             where j.id = v_old.id;
         elsif v_old.id is not null then
             if v_old.state = 'discarded' then

@@ -163,8 +163,8 @@ begin
     -- A new statement, whose snapshot follows the locks: now no other session can add a job with
     -- such a key. The statement above may have missed one that was added before it had the locks.
     delete from unique_keys k
-    where k.unique_key = any (v_free)
-      and not exists (select from live_jobs j where j.unique_key = k.unique_key)
-      and not exists (select from finished_jobs f where f.unique_key = k.unique_key);
+    where k.unique_key = any (v_free) -- limit: a look-up for each key, never a join
+      and (select true from live_jobs j where j.unique_key = k.unique_key limit 1) is null
+      and (select true from finished_jobs f where f.unique_key = k.unique_key limit 1) is null;
 end;
 $$;

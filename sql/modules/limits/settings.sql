@@ -29,6 +29,7 @@ create or replace function set_queue(
 as $$
 #variable_conflict use_column
 declare
+    v_now constant timestamptz := clock();
     -- In seconds: the length of a day or a month would depend on the time zone of each session.
     v_period interval;
     v_problem text;
@@ -46,7 +47,7 @@ begin
     end if;
     insert into queues as q (queue_name, concurrency, rate_limit, rate_period, fair, updated_at)
     values (set_queue.queue_name, set_queue.concurrency, set_queue.rate_limit, v_period, set_queue.fair,
-            clock())
+            v_now)
     on conflict (queue_name) do update
     set concurrency = excluded.concurrency, inherits = false, updated_at = excluded.updated_at,
         changed = excluded.changed, rate_limit = excluded.rate_limit, rate_period = excluded.rate_period,
@@ -94,10 +95,12 @@ create or replace function pause_queue(queue_name text) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
+declare
+    v_now constant timestamptz := clock();
 begin
     perform _check_queue('pause_queue', pause_queue.queue_name, false);
     insert into queues as q (queue_name, paused, inherits, updated_at)
-    values (pause_queue.queue_name, true, true, clock())
+    values (pause_queue.queue_name, true, true, v_now)
     on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at,
         changed = excluded.changed;
     perform _queue_changed(pause_queue.queue_name);
@@ -112,6 +115,7 @@ create or replace function resume_queue(queue_name text) returns void
 as $$
 #variable_conflict use_column
 declare
+    v_now constant timestamptz := clock();
     v_paused boolean;
 begin
     perform _check_queue('resume_queue', resume_queue.queue_name, false);
@@ -119,7 +123,7 @@ begin
     -- is serial. Such a row that comes between these two statements is of a later pause.
     delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;
     v_paused := found;
-    update queues q set paused = false, updated_at = clock(), changed = pg_current_xact_id()
+    update queues q set paused = false, updated_at = v_now, changed = pg_current_xact_id()
     where q.queue_name = resume_queue.queue_name and q.paused and not q.inherits;
     if v_paused or found then
         perform _queue_changed(resume_queue.queue_name);

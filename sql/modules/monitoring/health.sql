@@ -4,6 +4,7 @@
 create or replace function worker_health(worker text default null)
     returns table (worker_id bigint, name text, live boolean, ready boolean, detail text)
     language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -26,9 +27,13 @@ begin
                          then 'the database refuses its claims (see its log)'
                     when pg_is_in_recovery() then 'this database can only be read' end as hindrance
         from workers w
-        where case when worker_health.worker is null then _is_registered(w)
-                   else w.id::text = worker_health.worker
-                       or _is_registered(w) and w.info ->> 'name' = worker_health.worker end) s
+        where w.id = any (array(
+            select r.id from workers r
+            where _is_registered(r)
+              and (worker_health.worker is null or r.info ->> 'name' = worker_health.worker)
+            union
+            select case when worker_health.worker ~ '^[1-9][0-9]{0,17}$' then worker_health.worker::bigint end
+        ))) s
     order by s.id;
 end;
 $$;

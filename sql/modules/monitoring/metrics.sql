@@ -58,6 +58,8 @@ create or replace function _metrics_of_waiting(max_rows integer)
     returns table (name text, kind text, help text, labels jsonb, value double precision)
     language plpgsql stable set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
     with recursive p as (
@@ -68,7 +70,7 @@ begin
         from p where p.priority is not null)
     select 'pyworker_oldest_available_seconds', 'gauge',
            'For how long the oldest job that may be claimed has been waiting.', null::jsonb,
-           coalesce(extract(epoch from clock() - min(f.ready_at)), 0)::double precision
+           coalesce(extract(epoch from v_now - min(f.ready_at)), 0)::double precision
     from p cross join lateral (
         select j.ready_at from live_jobs j
         where j.ready_at is not null and j.priority = p.priority and j.state = 'available'
@@ -78,7 +80,7 @@ begin
             'For how long the oldest available job of a queue has been waiting, in the 50 queues where that '
             'is longest. Looks at up to 5,000 jobs, the first by id and the first in the order of claims.',
             jsonb_build_object('queue', o.queue_name),
-            extract(epoch from clock() - o.since)::double precision
+            extract(epoch from v_now - o.since)::double precision
      from _oldest_by_queue(least(max_rows, 5000)) o order by o.since, o.queue_name limit 50);
 end;
 $$;
@@ -87,6 +89,8 @@ create or replace function _metrics_of_workers()
     returns table (name text, kind text, help text, labels jsonb, value double precision)
     language plpgsql stable set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
     select 'pyworker_workers', 'gauge',
@@ -100,7 +104,7 @@ begin
     union all
     select 'pyworker_expired_leases', 'gauge',
            'Worker processes whose lease has run out, with jobs that were not rescued yet.', null,
-           (select count(*) from workers w where _is_registered(w) and not _is_live(w, clock()));
+           (select count(*) from workers w where _is_registered(w) and not _is_live(w, v_now));
 end;
 $$;
 
@@ -109,6 +113,8 @@ create or replace function _metrics_of_obstacles(max_rows integer)
     returns table (name text, kind text, help text, labels jsonb, value double precision)
     language plpgsql stable set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
     select m.name, 'gauge', m.help, null::jsonb, m.value::double precision from (values
@@ -118,7 +124,7 @@ begin
         ('pyworker_queues_paused', 'Queues that are paused.',
          (select count(*) from queues q where q.paused)),
         ('pyworker_schedules_overdue', 'Schedules whose tick is more than 10 seconds late.',
-         (select count(*) from schedule_entries t where t.next_at < clock() - interval '10 seconds')),
+         (select count(*) from schedule_entries t where t.next_at < v_now - interval '10 seconds')),
         ('pyworker_promotion_requests',
          format('Promotion requests that no worker has processed, up to %s.', max_rows),
          (select count(*) from (select from promotion_requests w limit max_rows) w))) m(name, help, value);

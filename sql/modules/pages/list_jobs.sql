@@ -157,12 +157,14 @@ create or replace function _matching_jobs(
                    reason text, last_error text, ran double precision)
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
     select u.id, u.task_identifier, u.state, u.queue_name, u.key, u.sequence_key, u.priority, u.run_at,
            u.attempts, u.max_attempts, u.created_at, u.locked_at, u.locked_by, u.finished_at, u.reason,
            left(_last_line(u.last_error), 300),
-           extract(epoch from coalesce(u.finished_at, clock()) - u.locked_at)::double precision
+           extract(epoch from coalesce(u.finished_at, v_now) - u.locked_at)::double precision
     from (select l.* from jobs l where live and l.id >= low and l.id < high
           union all
           select f.* from history f where past and f.id >= low and f.id < high

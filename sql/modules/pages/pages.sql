@@ -70,6 +70,8 @@ create or replace function list_workers() returns table (
     set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
     with running as materialized (
@@ -78,7 +80,7 @@ begin
                          from live_jobs j where j.ready_at is not null order by j.priority, j.ready_at, j.id
                          limit 20000) r
         where r.state = 'running')
-    select w.id, w.info, w.started_at, w.beat_at, w.expires_at, not _is_live(w, clock()),
+    select w.id, w.info, w.started_at, w.beat_at, w.expires_at, not _is_live(w, v_now),
            (select count(*) from running r where r.worker_id = w.id),
            (select jsonb_agg(jsonb_build_object('id', t.id, 'task_identifier', t.task_identifier,
                                                 'since', t.claimed_at,

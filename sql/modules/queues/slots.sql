@@ -216,7 +216,8 @@ begin atomic
                        case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
                        case when q.inherits is false then q.fair else coalesce(f.fair, false) end as fair
                 from unnest(_queues_of.queue_names) n(name)
-                left join queues q on q.queue_name = n.name
+                left join lateral ( -- a look-up for each name, with any settings of the caller
+                    select i.* from queues i where i.queue_name = n.name offset 0) q on true
                 left join lateral (
                     select true as found, o.concurrency, o.changed, o.rate_limit, o.rate_period, o.fair
                     from queues o

@@ -149,12 +149,13 @@ create or replace function _tick(inout duties _duties)
     language plpgsql set search_path from current
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
     v_mode constant text := current_setting('pyworker.schedules', true);
 begin
     duties.next_tick_s := least(seconds_until_tick(), 1);
     perform from schedule_entries t
-    where t.next_at <= clock() and coalesce(t.retry_at, '-infinity') <= clock();
+    where t.next_at <= v_now and coalesce(t.retry_at, '-infinity') <= v_now;
     if not found then -- what was interrupted waits until it is tried again
         return;
     elsif (v_mode = any ('{apart,busy}'::text[])) is not true then

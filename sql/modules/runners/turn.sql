@@ -345,6 +345,7 @@ declare
     v_bad interval;
     v_item record;
     v_job live_jobs;
+    v_run_at timestamptz;
     v_accepted bigint[] := array[]::bigint[];
 begin
     if cardinality(job_ids) is distinct from cardinality(runs)
@@ -358,14 +359,13 @@ begin
         raise exception 'snooze_jobs: each delay must be from 0 to 1000 years, got %',
             coalesce(v_bad::text, 'NULL') using errcode = 'PW001';
     end if;
-    for v_item in
-        select i.id, i.run, i.delay from unnest(job_ids, runs, delays) i(id, run, delay) order by i.id
-    loop
+    for v_item in select i.* from unnest(job_ids, runs, delays) i(id, run, delay) order by i.id loop
         select j.* into v_job from live_jobs j
         where j.id = v_item.id and j.run = v_item.run and j.state = 'running' for update;
         continue when not found or _must_not_rerun(v_job)
             and v_job.superseded is null and v_job.cancel_requested_at is null;
-        perform _requeue(v_job, clock() + v_item.delay, greatest(v_job.attempts - 1, 0), 'scheduled');
+        v_run_at := clock() + v_item.delay;
+        perform _requeue(v_job, v_run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
         v_accepted := v_accepted || v_job.id;
     end loop;
     return v_accepted;

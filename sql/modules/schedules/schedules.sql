@@ -209,9 +209,10 @@ create or replace function pause_schedule(name text) returns schedule
     language plpgsql security definer set search_path from current
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_schedule schedule_entries := _locked_schedule(pause_schedule.name, 'pause_schedule');
 begin
-    update schedule_entries t set paused = true, next_at = null, retry_at = null, updated_at = clock()
+    update schedule_entries t set paused = true, next_at = null, retry_at = null, updated_at = v_now
     where t.name = v_schedule.name returning t.* into v_schedule;
     return _schedule_of(v_schedule);
 end;

@@ -96,6 +96,7 @@ declare
     v_job_id bigint;
     v_code text;
     v_error text;
+    v_now timestamptz;
     v_late interval;
 begin
     fired := 0;
@@ -127,9 +128,10 @@ begin
     if _is_interruption(v_code) then
         -- Retry at once after the first interruption and in the first minute. After that, wait as
         -- long as the tick is late, 10 minutes at most, so that other schedules run.
+        v_now := clock();
         v_late := case when v_schedule.retry_at is null then interval '0'
-                       else least(greatest(clock() - v_tick - interval '1 minute', '0'), '10 minutes') end;
-        update schedule_entries t set next_at = v_tick, retry_at = clock() + v_late
+                       else least(greatest(v_now - v_tick - interval '1 minute', '0'), '10 minutes') end;
+        update schedule_entries t set next_at = v_tick, retry_at = v_now + v_late
         where t.name = v_schedule.name;
         cut_off := v_code = '57014';
     end if;
@@ -196,11 +198,13 @@ comment on function run_schedules() is
     'Workers call it when beat says that a schedule is due.';
 
 create or replace function seconds_until_tick() returns double precision
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
-    return (select greatest(extract(epoch from min(t.next_at) - clock()), 0) from schedule_entries t
-            where t.next_at > clock());
+    return (select greatest(extract(epoch from min(t.next_at) - v_now), 0) from schedule_entries t
+            where t.next_at > v_now);
 end;
 $$;
 comment on function seconds_until_tick() is
@@ -212,12 +216,14 @@ create or replace function run_schedule(name text) returns setof job
 as $$
 declare
     v_schedule schedule_entries;
+    v_now timestamptz;
 begin
     select t.* into v_schedule from schedule_entries t where t.name = run_schedule.name;
     if not found then
         perform _locked_schedule(run_schedule.name, 'run_schedule');
     end if;
-    return query select * from _add_tick(v_schedule, clock(), false);
+    v_now := clock();
+    return query select * from _add_tick(v_schedule, v_now, false);
 end;
 $$;
 comment on function run_schedule(text) is

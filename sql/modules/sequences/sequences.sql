@@ -106,11 +106,13 @@ $$;
 create or replace function _halt_sequence(job live_jobs, halt_reason text) returns void
     language plpgsql set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     if job.sequence_key is not null and job.state <> 'discarded'
        and not (case halt_reason when 'cancelled' then job.continue_on_cancelled
                 else job.continue_on_discarded end) then
-        insert into sequence_halts values (job.sequence_key, job.id, halt_reason, clock())
+        insert into sequence_halts values (job.sequence_key, job.id, halt_reason, v_now)
             on conflict do nothing;
     end if;
 end;

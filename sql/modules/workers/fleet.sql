@@ -13,7 +13,7 @@ create or replace function _fleet_size() returns integer
 
 -- The sweep of each second counts them.
 create or replace function _count_fleet() returns void
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     perform setval('fleet_size', c.workers)

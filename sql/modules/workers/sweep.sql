@@ -31,7 +31,7 @@ end;
 $$;
 
 create or replace function hold_worker_lock(worker_id bigint) returns boolean
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_known boolean; -- the worker's row says so already
@@ -133,10 +133,11 @@ declare
         where _is_registered(w) and (
             w.locked and not _has_lock(w, held)
             or w.expires_at < now + v_ttl / 2 and w.expires_at <= w.beat_at + v_ttl));
+    v_now constant timestamptz := clock(); -- the session may have stood still until now
 begin
     update workers w
     set expires_at = case when w.expires_at <= w.beat_at + v_ttl
-            then greatest(w.expires_at, clock() + v_ttl) else w.expires_at end,
+            then greatest(w.expires_at, v_now + v_ttl) else w.expires_at end,
         locked = w.locked and _has_lock(w, held), suspect_since = null
     where w.id in (
         select s.id from workers s
@@ -145,19 +146,24 @@ begin
 end;
 $$;
 
--- If the clock was set back, shortens the leases that reach too far now. Reads clock() itself, since
--- the session may have stood still since the sweep began.
+-- If the clock was set back, shortens the leases that reach too far now. The session may stand still at any
+-- time: so it reads the clock once more when no worker can extend these leases any longer.
 create or replace function _shorten_leases() returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_ttl constant interval := worker_ttl();
-begin
-    update workers w set expires_at = clock() + v_ttl
-    where w.id in (
+    v_now timestamptz := clock();
+    v_ids constant bigint[] := array(
         select r.id from workers r
-        where _is_registered(r) and r.expires_at > clock() + v_ttl + interval '1 second'
+        where _is_registered(r) and r.expires_at > v_now + v_ttl + interval '1 second'
         order by r.id for update skip locked);
+begin
+    if v_ids <> '{}' then
+        v_now := clock();
+        update workers w set expires_at = v_now + v_ttl
+        where w.id = any (v_ids) and w.expires_at > v_now + v_ttl + interval '1 second';
+    end if;
 end;
 $$;
 
@@ -166,10 +172,12 @@ $$;
 create or replace function _suspect_workers(held bigint[], pause boolean) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     update workers w
     set suspect_since = case when not w.locked or _has_lock(w, held) then null
-                             when pause then clock() else coalesce(w.suspect_since, clock()) end
+                             when pause then v_now else coalesce(w.suspect_since, v_now) end
     where w.id in (
         select s.id from workers s
         where _is_registered(s) and s.locked

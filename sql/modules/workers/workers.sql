@@ -53,7 +53,7 @@ comment on function worker_ttl() is
     'for three quarters of this time must stop its handlers.';
 
 create or replace function update_worker(worker_id bigint, info jsonb) returns void
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     if info is null or jsonb_typeof(info) <> 'object' then
@@ -75,7 +75,7 @@ comment on function update_worker(bigint, jsonb) is
     'pid and version. Errors: PW001.';
 
 create or replace function heartbeat(worker_id bigint) returns boolean
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -157,10 +157,12 @@ $$;
 create or replace function unregister_worker(worker_id bigint) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     -- Not a delete: by this row, a sweep finds the jobs of a claim that was still open. The sweep
     -- deletes it a day later.
-    update workers w set dead_at = clock() where w.id = unregister_worker.worker_id;
+    update workers w set dead_at = v_now where w.id = unregister_worker.worker_id;
     perform _hand_back(j, true) from _lock_free_jobs(array[unregister_worker.worker_id]) j;
     perform _forget_claims(array[unregister_worker.worker_id]);
     perform _release_worker_lock(unregister_worker.worker_id);
@@ -214,12 +216,13 @@ create or replace function report_crash(
     set enable_seqscan = off set jit = off
 as $$
 declare
+    v_now constant timestamptz := clock();
     v_error text := coalesce(error, 'its worker process died');
     v_limit integer := (select s.max_crashes from settings s);
     v_alone boolean := cardinality(job_ids) = 1;
     v_job live_jobs;
 begin
-    update workers w set dead_at = clock() where w.id = report_crash.worker_id and _is_registered(w);
+    update workers w set dead_at = v_now where w.id = report_crash.worker_id and _is_registered(w);
     for v_job in select j.* from _lock_free_jobs(array[report_crash.worker_id]) j loop
         if not exists (select from unnest(job_ids, runs) k(id, run)
                        where k.id = v_job.id and k.run = v_job.run) then

@@ -1,0 +1,3 @@
+from tests.rows.measure import place
+
+__all__ = ["place"]

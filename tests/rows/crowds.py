@@ -1,0 +1,104 @@
+"""What stands beside the jobs that a verb is about: each made by a few statements, %(n)s at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# In blocks: one call of add_jobs builds one array.
+SPECS = """
+    select from generate_series(0, (%(n)s - 1) / 2000) b cross join lateral pyworker.add_jobs((
+        select jsonb_agg(jsonb_build_object('identifier', %(crowd)s) || jsonb_build_object({})) from
+        generate_series(b * 2000 + 1, least((b + 1) * 2000, %(n)s)) i where %(tag)s is not null))"""
+CLAIMED = """
+    create temp table if not exists held (id bigint, run bigint);
+    truncate held;
+    insert into held select id, run from pyworker.claim_jobs(
+        pyworker.register_worker(), %(n)s, array[%(crowd)s]);"""
+ENDED = "select from (select pyworker.finish_jobs(array_agg(id), array_agg(run)) from held) f"
+FAILED = """select from (select pyworker.fail_jobs(jsonb_agg(jsonb_build_object(
+    'id', id, 'run', run, 'error', 'e') || '{}')) from held) f"""
+LATER = "'run_at', now() + interval '1 year'"
+
+
+def specs(members: str) -> str:
+    return SPECS.format(members)
+
+
+def run(members: str, end: str) -> str:
+    """Jobs that have run, and ended."""
+    return f"{specs(members)}; {CLAIMED} {end}"
+
+
+# tag: the size, so that the larger crowd has names of its own.
+CROWDS: dict[str, str] = {
+    "waiting": specs("'priority', i % 5"),
+    "scheduled": specs(LATER),
+    "scheduled that expire": specs(f"{LATER}, 'expires_at', now() + interval '2 years'"),
+    "waiting that expire": specs("'expires_at', now() + interval '2 years'"),
+    "of a paused queue": specs("'queue_name', 'paused'"),
+    "of a serial queue": specs("'queue_name', 'serial'"),
+    "of a limited queue": specs("'queue_name', 'limited'"),
+    "of a queue without a limit": specs("'queue_name', 'free'"),
+    "of many queues": specs("'queue_name', 'q' || i"),
+    "of a family that takes turns": specs("'queue_name', 'fair:' || i"),
+    "of one sequence": specs("""'sequence_policy', '{"key": "s"}'::jsonb"""),
+    "of many sequences": specs("'sequence_policy', jsonb_build_object('key', 'of ' || i)"),
+    "that wait for one job": specs(
+        "'depends_on', jsonb_build_array((select min(j.id) from pyworker.jobs j"
+        " where j.task_identifier = 'awaited'))"
+    ),
+    "with keys": specs(f"{LATER}, 'job_key', 'k' || %(tag)s || i"),
+    "with unique keys": specs(
+        f"{LATER}, 'unique_policy', jsonb_build_object('keys', jsonb_build_array('args')),"
+        " 'payload', jsonb_build_array(%(tag)s, i)"
+    ),
+    "running": f"{specs('')}; {CLAIMED} select",
+    "retryable": run("", FAILED.format('{"delay": "1 year"}')),
+    "discarded": run("", FAILED.format('{"discard": true}')),
+    "discarded, and halt a sequence": run(
+        "'sequence_policy', jsonb_build_object('key', 'h' || %(tag)s || i)",
+        FAILED.format('{"discard": true}'),
+    ),
+    "completed": run("", ENDED),
+    "completed with unique keys": run(
+        """'unique_policy', '{"keys": ["args"]}'::jsonb, 'payload', jsonb_build_array(%(tag)s, i, 0)""", ENDED
+    ),
+    "completed of a rate": run("'queue_name', 'rated'", ENDED),
+    "cancelled": f"{specs('')}; {CLAIMED} select from held, pyworker.cancel_job(held.id, true)",
+    "deleted": f"{specs(LATER)}; select from pyworker.jobs j, pyworker.delete_job(j.id)"
+    " where j.task_identifier = %(crowd)s",
+    "that wait for signals": f"""{specs("")}; {CLAIMED}
+        select from (select pyworker.wait_for_signal(id, run, 'go') from held) w""",
+    "queues that were set": "select from generate_series(1, %(n)s) i,"
+    " pyworker.set_queue('set' || %(tag)s || i, 3)",
+    "families": "select from generate_series(1, %(n)s) i, pyworker.set_queue('f' || %(tag)s || i || ':*', 3)",
+    "queues that are paused": "select from generate_series(1, %(n)s) i,"
+    " pyworker.pause_queue('paused' || %(tag)s || i)",
+    "ended workers": "select from (select pyworker.unregister_worker(pyworker.register_worker())"
+    " from generate_series(1, %(n)s)) w; vacuum pyworker.workers",
+    "tasks": "select from generate_series(1, %(n)s) i, pyworker.define_task('task' || %(tag)s || i, 3)",
+    "schedules": "select from generate_series(1, %(n)s) i,"
+    " pyworker.add_schedule('t' || %(tag)s || i, '0 0 1 1 *', 'crowd')",
+    "once keys": "select from generate_series(1, %(n)s) i, pyworker.once('o' || %(tag)s || i)",
+    "signals": "select from generate_series(1, %(n)s) i, pyworker.send_signal((select min(j.id)"
+    " from pyworker.jobs j where j.task_identifier = 'parent'), 's' || i)",
+    "audited actions": "select from pyworker.perform_action('pause_queue', (select array_agg('paused'::text)"
+    " from generate_series(1, %(n)s) where %(tag)s is not null), 'someone')",
+    "with logs": f"{specs('')}; {CLAIMED} select from held, pyworker.log_job(held.id, held.run, 'line')",
+    "members of a batch": """select from pyworker.add_batch((
+        select jsonb_agg(jsonb_build_object('identifier', %(crowd)s)) from generate_series(1, %(n)s)
+            where %(tag)s is not null), '{"identifier": "callback"}')""",
+}
+
+
+def make(rows: Any, name: str, n: int) -> None:
+    for statement in CROWDS[name].replace("% ", "%% ").split(";"):
+        if "claim_jobs" in statement:
+            settle(rows)
+        rows(statement, {"n": n, "tag": f"{n}.", "crowd": name})
+
+
+def settle(rows: Any) -> None:
+    """Nothing waits for a promotion."""
+    while rows("select from pyworker.promotion_requests limit 1"):
+        rows("select pyworker.promote_jobs()")

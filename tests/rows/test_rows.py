@@ -1,0 +1,114 @@
+"""What a call reads depends on the jobs that it is about, not on those beside them: counted in rows, index
+entries and pages. With the plans that a session made while the tables were small, with the statistics of
+small tables, and with those of large ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.rows import crowds, world
+from tests.rows.allowed import ALLOWED
+from tests.rows.measure import Place, Reads
+from tests.rows.verbs import VERBS, Verb
+
+MANY = int(os.environ.get("PYWORKER_ROWS", "10000"))
+# What a call reads beside a large crowd: half as much again as beside one of a twentieth, and so much.
+ROWS, PAGES = 400, 400
+STATISTICS = {
+    "a plan of small tables": "",
+    "the statistics of small tables": "discard plans; reset plan_cache_mode",
+    "the statistics of large tables": "vacuum (analyze)",
+}
+
+
+def beside(place: Place, named: dict[str, Any], names: Iterable[str], count: int) -> None:
+    """A crowd has come, and nothing waits for a promotion."""
+    for name in names:
+        crowds.make(place.rows, name, count)
+    place.rows("select pyworker.advance_clock('2 hours')")
+    place.rows("select pyworker.heartbeat(%(worker)s), pyworker.heartbeat(%(other)s)", named)
+    crowds.settle(place.rows)
+
+
+def verb_of(name: str) -> Verb:
+    verb = VERBS[name]
+    return verb if isinstance(verb, Verb) else Verb(verb)
+
+
+def grown(place: Place, names: list[str], few: int, many: int) -> list[str]:
+    """The verbs that read more beside a larger crowd, and what."""
+    place.rows("set plan_cache_mode = force_generic_plan; analyze")
+    named = world.make(place.rows)
+    beside(place, named, names, few)
+    named["last"] = place.rows("select id from pyworker.add_job('last')")[0]["id"]
+    for _ in range(2):  # the first time, a session reads more
+        small = {name: place.reads(verb_of(name), named) for name in VERBS}
+    beside(place, named, names, many)
+    named["last"] = place.rows("select id from pyworker.add_job('last')")[0]["id"]
+    found = list[str]()
+    for statistics, sql in STATISTICS.items():
+        if sql:
+            place.rows(sql)
+        for name in VERBS:
+            most = allowance(name, names, small[name])
+            large = place.reads(verb_of(name), named)
+            for _ in range(3):  # the first walks along an index pass what is dead
+                if not within(large, most):
+                    large = place.reads(verb_of(name), named)
+            if not within(large, most):
+                found.append(f"{name}, {statistics}: {small[name]} beside {few}, {large} beside {many}")
+    return found
+
+
+def allowance(name: str, names: list[str], small: Reads) -> tuple[int, int]:
+    allowed = max((most for verb, crowd, most, _ in ALLOWED
+                   if _matches(verb, name)
+                   and (not crowd or crowd in names)), default=0)  # fmt: skip
+    return int(1.5 * small.rows) + ROWS + allowed, int(1.5 * small.pages) + PAGES + allowed
+
+
+def _matches(verb: str, name: str) -> bool:
+    return name == verb or name.partition(":")[0] == verb
+
+
+def within(reads: Reads, most: tuple[int, int]) -> bool:
+    return reads.rows <= most[0] and reads.pages <= most[1]
+
+
+# Beside it, nearly all reads more: each look-up of a queue's limits reads all families.
+FAMILIES = "families"
+
+
+def test_no_call_reads_more_beside_more_of_everything(place: Place) -> None:
+    found = grown(place, [name for name in crowds.CROWDS if name != FAMILIES], 40, 800)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", [name for name in crowds.CROWDS if name != FAMILIES])
+def test_no_call_reads_more_beside_a_larger_crowd(place: Place, crowd: str) -> None:
+    found = grown(place, [crowd], MANY // 20, MANY)
+    assert not found, "\n".join(found)
+
+
+def test_each_public_function_is_measured(place: Place) -> None:
+    public = {
+        row["proname"]
+        for row in place.rows(
+            "select distinct proname from pg_proc where pronamespace = 'pyworker'::regnamespace"
+            " and proname !~ '^_'"
+        )
+    }
+    assert public - {name.partition(":")[0] for name in VERBS} == set()
+
+
+def test_thousands_of_families_are_set_in_a_row(place: Place) -> None:
+    crowds.make(place.rows, FAMILIES, 3000)
+    place.rows("select pyworker.add_job('t', queue_name => 'serial')")
+    crowds.settle(place.rows)
+    assert len(place.rows("select from pyworker.queues")) == 3000
+    assert len(place.rows("select from pyworker.claim_jobs(pyworker.register_worker(), 10)")) == 1
