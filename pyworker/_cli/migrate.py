@@ -20,9 +20,9 @@ from .options import common
 @click.option(
     "--from",
     "from_version",
-    default=0,
+    type=int,
     metavar="N",
-    help="With --sql: the schema version that the database has.",
+    help="With --sql: the schema version that the database has. Default: the script looks for itself.",
 )
 @click.option(
     "--no-transaction",
@@ -40,13 +40,14 @@ from .options import common
     help="For tests: let the setting pyworker.clock_offset move the queue's time.",
 )
 def migrate(
-    dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int, no_transaction: bool,
+    dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int | None, no_transaction: bool,
     roles: bool, movable_clock: bool
 ) -> None:  # fmt: skip
     """Install pyworker, or upgrade it to this version.
 
     It runs in one transaction. You may repeat it, run it concurrently and interrupt it; running
-    workers continue.
+    workers continue. All of pyworker belongs to the owner of the schema: whichever role calls, it goes
+    on as the owner, or is refused before it changes anything.
     """
     if print_sql:
         try:
@@ -57,10 +58,9 @@ def migrate(
             raise click.UsageError(f"--from: {error}") from None
         click.echo(script)
         return
-    if from_version or no_transaction:
-        raise click.UsageError(
-            f"{'--from' if from_version else '--no-transaction'} is for --sql: `migrate` looks for itself"
-        )
+    if from_version is not None or no_transaction:
+        option = "--no-transaction" if from_version is None else "--from"
+        raise click.UsageError(f"{option} is for --sql: `migrate` looks for itself")
     with resolved(dsn) as url, connect(url) as conn:
         if dry_run:
             pending = migrations.pending(conn, schema)

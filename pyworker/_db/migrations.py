@@ -164,8 +164,9 @@ def script(
         )
     sql_dir = directory("sql")
     named = SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())).as_string(None)
+    since = "any version" if from_version is None else f"version {from_version}"
     parts = [
-        f"-- pyworker, from version {from_version or 0} to {newest()}\n",
+        f"-- pyworker, from {since} to {newest()}\n",
         BEGIN if transaction else KEEP_SETTINGS,
         named + ";\n",
         *((sql_dir / "setup" / step).read_text("utf-8") for step in ("owner.sql", "begin.sql")),

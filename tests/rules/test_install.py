@@ -118,6 +118,18 @@ def test_the_printed_script_installs_the_same(psql, dump, dsn):
     assert dump() == by_script
 
 
+@pytest.mark.parametrize("options", [(), ("--no-transaction",)])
+def test_the_printed_script_upgrades_whichever_version_is_there(psql, dump, dsn, options):
+    script = migrate("host=nowhere.invalid", "--sql", *options).stdout
+    whole = script if not options else f"begin;\n{script}\ncommit;\n"
+    migrate(dsn)
+    installed = dump()
+    for _ in range(2):
+        done = psql("-v", "ON_ERROR_STOP=1", text=whole)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert dump() == installed
+
+
 def test_the_printed_script_heeds_the_options(psql, dump, dsn):
     assert (
         psql(
