@@ -7,49 +7,41 @@
     exchange    reports and claims, in one call of `work`
     handlers    where each handler runs, and its one outcome
 
-The parent sends the start order as one line of JSON on stdin, so that no password shows in a
-process list; later it sends "stop" or "abort". End of file on stdin means that the parent is dead.
-The child then exits at once: two generations must not run side by side.
+The parent sends orders: "stop" or "abort". Their end means that the parent is dead. The child then exits
+at once: two generations must not run side by side. child_main.py starts it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
 import logging
 import math
 import os
 import select
-import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import psycopg
 
-from .. import _logging, tasks
+from .. import tasks
 from .._db import migrations
-from .._db.connect import TRY_AGAIN, Backoff, SilenceGuard, connect, is_lost, is_pooled, server_of
+from .._db.connect import TRY_AGAIN, Backoff, SilenceGuard, connect, cut, is_lost, is_pooled, server_of
 from .._db.database import Database
-from ..errors import NotFound, PyworkerError, SchemaVersionError, TaskError, sqlstate_of
+from ..errors import SchemaVersionError, TaskError, sqlstate_of
 from . import leaving, signals
 from .announce import announce
 from .aside import Aside
 from .config import (
     EXIT_BROKEN,
-    EXIT_CANNOT_START,
     EXIT_DATABASE_NEWER,
-    EXIT_DATABASE_OLDER,
-    EXIT_REGISTER_AGAIN,
     RunConfig,
 )
 from .connections import Connections
-from .copies import make_ordinary
 from .exchange import NOTHING, Exchange
 from .handlers import IF_URGENT, NEVER, Handlers
-from .outcomes import Outcomes
+from .outcomes import Outcomes, Report
 from .pace import Pace
 from .shared import Slots, boottime
 from .shares import shares
@@ -61,50 +53,8 @@ log = logging.getLogger("pyworker.worker")
 
 LINGER = 0.01  # seconds that outcomes wait for more outcomes, or for new jobs to claim in the same turn
 CANCEL_CHECK = 10.0  # seconds between checks for cancelled jobs; a notification triggers one sooner
+PATIENCE = 0.5  # seconds for an answer that no job waits for, when told to stop
 RECONCILE = 5.0  # seconds from the first to the second reconciliation after a lost connection
-
-
-def main() -> NoReturn:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a frozen child dies, too
-    signals.leave_to_parent()
-    # Programs that handlers start inherit stdin. They get an empty one; the orders come over a
-    # duplicate that is not inherited.
-    orders = os.fdopen(os.dup(0))
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    order = json.loads(orders.readline() or "null")
-    if order is None:
-        os._exit(0)
-    sys.path[:] = order["path"]
-    leaving.prepare()
-    config = RunConfig(**order["config"])
-    _logging.set_up(config.log_format, config.log_level)
-    code = 1
-    slots = Slots(order["slots"], config.concurrency)
-    child = Child(config, order["worker_id"], orders, slots)
-    make_ordinary([orders.fileno(), child.wake_read, child.wake_write])
-    blameless = True  # running handlers; False if this process ends for an unknown reason
-    try:
-        code = child.run()
-        blameless = not child.handlers.broken
-    except TaskError as error:
-        log.error("%s", error, exc_info=error.__cause__)
-        code = EXIT_CANNOT_START
-    except SchemaVersionError as error:
-        log.error("%s. %s", error, error.hint or "")
-        code = EXIT_DATABASE_NEWER if error.detail == "newer" else EXIT_DATABASE_OLDER
-    except NotFound as error:
-        log.warning("%s", error)
-        code = EXIT_REGISTER_AGAIN
-    except BaseException as error:
-        blameless = isinstance(error, psycopg.Error | PyworkerError)
-        log.critical("the worker process failed", exc_info=True)
-    if blameless:
-        child.handlers.leave()
-    held = child.handlers
-    # Handlers of jobs that others may be given before this process has ended leave no time for hooks.
-    leaving.leave(code, hooks=held.broken or not (held.handed_back or held.running or held.lost))
 
 
 class Child:
@@ -125,11 +75,13 @@ class Child:
         self.pace = Pace(config.concurrency, config.poll_interval)
         self.db: Database | None = None
         self.backoff = Backoff(log)
-        self.watch = SilenceGuard(config.dsn, slots.turned)
+        self.watch = SilenceGuard(config.dsn, self._unanswered)
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
         self.stopping = self.aborting = False
+        self.began = 0.0  # the turn
+        self.reporting = False  # in this moment
         self.recheck_version = False
         self.ask_at = 0.0  # when to check for cancelled jobs
         self.reconcile_in, self.reconcile_at = 0.0, math.inf
@@ -143,11 +95,22 @@ class Child:
             for line in self.orders:
                 if line.strip() == "stop":
                     self.stopping = True
+                    if not self.handlers.tasks:  # modules are being imported: no job is held
+                        leaving.leave(0, hooks=False)
                 elif line.strip() == "abort":
                     self.stopping = self.aborting = True
                 self._wake()
                 log.debug("told to %s", line.strip())
         os._exit(1)  # the parent is dead
+
+    def _unanswered(self) -> None:
+        """Called each second while the database is waited for: not for nothing, when told to stop."""
+        self.slots.turned()
+        late = time.monotonic() - self.began > PATIENCE
+        if late and self.stopping and not self.reporting and self._leaves_nothing:
+            if self.db is None:
+                leaving.leave(self.exit_code, hooks=False)
+            cut(self.db.conn)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -170,6 +133,7 @@ class Child:
             )
         while True:
             self.slots.turned()
+            self.began = time.monotonic()
             try:
                 if self.db is None:
                     self._connect()
@@ -179,10 +143,15 @@ class Child:
                 self.backoff.worked()
                 self._wait()
             except psycopg.Error as error:
-                self._failed(error)
+                if self._failed(error):
+                    return self.exit_code
 
-    def _failed(self, error: psycopg.Error) -> None:
-        """Wait and try again: the connection was lost, or the database refused a statement."""
+    def _failed(self, error: psycopg.Error) -> bool:
+        """Wait and try again: the connection was lost, or the database refused a statement.
+
+        True if this process is to end instead.
+        """
+        self.reporting = False
         if is_lost(error):
             self.backoff.failed(error)
             if self.db is not None:
@@ -194,9 +163,14 @@ class Child:
         else:
             self.backoff.refused(error)
             self.slots.refused()
+        if self.stopping:
+            self.handlers.hand_back(everything=self.aborting)
+            if self._leaves_nothing:
+                return True
         select.select([self.wake_read], [], [], max(self.backoff.until - time.monotonic(), 0))
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 4096)
+        return False
 
     def _connect(self) -> None:
         with self.watch.over(None):
@@ -260,6 +234,7 @@ class Child:
         """Make one round trip if there is a reason. True if this process is to end."""
         assert self.db is not None  # noqa: S101
         db = self.db
+        self.reporting = True
         if self.handlers.broken:
             return self._end_broken(db)
         self._check_version(db)
@@ -274,14 +249,23 @@ class Child:
             self.pace.waited()
         outcomes = self.handlers.collect()
         room = 0 if self.stopping else self._room(bool(outcomes))
+        self.reporting = bool(outcomes)
         if not (outcomes or room or self._must_log()):
             return self.stopping and self._idle
         self._exchange(db, outcomes, room)
+        self.reporting = False
         return (self.stopping or (self.config.once and self.pace.nothing_available)) and self._idle
 
     @property
     def _idle(self) -> bool:
         return self.handlers.idle and not self.aside
+
+    @property
+    def _leaves_nothing(self) -> bool:
+        """No handler runs, and nothing is to be reported: jobs that have not begun the parent hands back."""
+        held = self.handlers
+        ended = [each for each in held.outcomes if not (isinstance(each, Report) and each.do == "release")]
+        return not (held.running or held.lost or ended or self.aside)
 
     def _must_log(self) -> bool:
         """True if what jobs have logged must not wait for a turn that is made anyway."""

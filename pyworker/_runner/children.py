@@ -73,7 +73,7 @@ def start_child(config: RunConfig, worker_id: int, acknowledged: float) -> Child
     try:
         with signals.held_back():
             process = subprocess.Popen(  # noqa: S603
-                python("pyworker._runner.child"),
+                python("pyworker._runner.child_main"),
                 stdin=subprocess.PIPE,
                 text=True,
                 pass_fds=[slots.fd],
@@ -86,6 +86,16 @@ def start_child(config: RunConfig, worker_id: int, acknowledged: float) -> Child
     order = {"config": asdict(config), "worker_id": worker_id, "slots": slots.fd, "path": python_path()}
     child.tell(json.dumps(order))
     return child
+
+
+def condition_of(slots: Slots, stuck_before: float, stopping: bool) -> str | None:
+    """What worker_health shows of a child."""
+    turned, answered = slots.stamps()
+    if turned < stuck_before:
+        return "stuck"
+    if answered < 0 and not stopping:
+        return "refused"
+    return "stopping" if stopping else None if answered else "starting"
 
 
 def memory_of(pid: int) -> int:

@@ -6,10 +6,11 @@ It is opened again when it was lost. Meanwhile the parent continues without it.
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -23,6 +24,11 @@ log = logging.getLogger("pyworker.parent")
 # At most so many seconds between attempts to reconnect: once the database is back, other workers
 # sweep, and they take a worker for dead whose lock is free for two seconds.
 RETRY = 0.5
+PATIENCE = 1.0  # seconds for an answer that no running job needs, when told to stop
+
+
+class _TooLate(Exception):
+    """There was no such answer."""
 
 
 class Control:
@@ -36,6 +42,22 @@ class Control:
         self._config = config
         self._opened = opened
         self._abandoned: socket.socket | None = None
+        self._asked: float | None = None  # when the statement or connection was begun that is waited for
+
+    @property
+    def away(self) -> bool:
+        """True if the last attempt to reach the database has failed."""
+        return self.db is None and self.backoff.until > 0
+
+    def hurry(self, needless: Callable[[], bool]) -> None:
+        """From now on wait for PATIENCE at most, if nothing needs the answer. Call it in the main thread."""
+
+        def look(_number: int, _frame: object) -> None:
+            if self._asked and time.monotonic() - self._asked > PATIENCE and needless():
+                raise _TooLate
+
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE / 2, PATIENCE / 2)
 
     def connect(self) -> Database:
         self.connecting = True
@@ -44,7 +66,7 @@ class Control:
         finally:
             self.connecting = False
         self.pooled = is_pooled(conn)
-        db = Database(conn, self._config.schema, lambda conn: answered(conn, self._give_up))
+        db = Database(conn, self._config.schema, self._guarded)
         if self._abandoned:
             self._abandoned.close()
             self._abandoned = None
@@ -62,8 +84,12 @@ class Control:
         if time.monotonic() < self.backoff.until and not hurry:
             return False
         try:
-            db = self.db or self.connect()
-            action(db)
+            self._run(action)
+        except _TooLate:
+            if self.db:
+                self._give_up(self.db.conn)
+            self._lost(psycopg.OperationalError("it does not answer"))
+            return False
         except psycopg.Error as error:
             if is_lost(error):
                 self._lost(error)
@@ -74,6 +100,19 @@ class Control:
         self.backoff.worked(what)
         self.refused = "" if self.refused == what else self.refused
         return True
+
+    def _run(self, action: Callable[[Database], object]) -> None:
+        self._asked = time.monotonic()
+        try:
+            action(self.db or self.connect())
+        finally:
+            self._asked = None
+
+    @contextmanager
+    def _guarded(self, conn: psycopg.Connection[Any]) -> Iterator[None]:
+        self._asked = time.monotonic()
+        with answered(conn, self._give_up):
+            yield
 
     def listen(self) -> None:
         """Read unasked input, which most likely means that the connection has ended.

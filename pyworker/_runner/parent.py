@@ -25,7 +25,7 @@ from .._db.connect import FENCE
 from .._db.database import Database
 from .._escape import shown
 from . import signals
-from .children import ChildProcess, Ended, exit_text, memory_of, start_child
+from .children import ChildProcess, Ended, condition_of, exit_text, memory_of, start_child
 from .config import (
     EXIT_CANNOT_START,
     EXIT_DATABASE_NEWER,
@@ -100,13 +100,15 @@ class Parent:
                 self.next_beat = now + BEAT
                 self._on_database(self._beat)
             if self.to_unregister:
-                self._on_database(self._unregister)
+                if not (self.signals and self.control.away):
+                    self._on_database(self._unregister)
                 if self.signals:
                     self.to_unregister.clear()  # stop without retrying: the leases will expire
             for due in [at for at in self.respawn_at if at <= now]:
                 self.respawn_at.remove(due)
                 if not (self.signals or self._on_database(self._spawn)):
                     self.respawn_at.append(time.monotonic() + 1)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         self.stopped.set()
         self._say("stopped: %s", self._done())
 
@@ -337,7 +339,8 @@ class Parent:
         """Check each child's deadlines and memory, and update its condition."""
         for child in [child for child in self.children.values() if not child.killed]:
             self._note_start(child)
-            child.condition = self._condition_of(child, now)
+            stopping = self.signals > 0 or child.leaving
+            child.condition = condition_of(child.slots, now - self.config.stuck_after, stopping)
             if child.condition != child.told and self.control.db:
                 self.next_beat = now
             late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
@@ -355,14 +358,6 @@ class Parent:
                     child.leaving = True
                     child.tell("stop")
 
-    def _condition_of(self, child: ChildProcess, now: float) -> str | None:
-        turned, answered = child.slots.stamps()
-        if now - turned > self.config.stuck_after:
-            return "stuck"
-        if answered < 0 and not (self.signals or child.leaving):
-            return "refused"
-        return "stopping" if self.signals or child.leaving else None if answered else "starting"
-
     # -- signals -----------------------------------------------------------------------------------
 
     def _signalled(self, number: int, _frame: object) -> None:
@@ -379,9 +374,15 @@ class Parent:
         self.respawn_at.clear()
         self.kill_at = time.monotonic() + self.config.shutdown_timeout
         patience = self.config.shutdown_timeout
+        self.control.hurry(self._needs_no_answer)
         for child in self.children.values():
             child.tell("stop")
         self._say("stopping (%s): running jobs have %g seconds, the rest is handed back", why, patience)
+
+    def _needs_no_answer(self) -> bool:
+        """Called while the database is waited for: there is something else to do, or nothing left."""
+        late = self.kill_at and time.monotonic() >= self.kill_at
+        return bool(late or not self.children or signals.is_child_to_reap())
 
     def _escalate(self) -> None:
         """Order the children to hand everything back; the next time, kill the remaining ones.

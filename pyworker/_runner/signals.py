@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -88,6 +88,12 @@ def ended_child() -> Exit | None:
     except ChildProcessError:
         return None
     return Exit(pid, os.waitstatus_to_exitcode(status)) if pid else None
+
+
+def is_child_to_reap() -> bool:
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def adopt_orphans() -> None:
