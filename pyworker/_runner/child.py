@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import psycopg
 
-from .. import tasks
+from .. import _logging, tasks
 from .._db import migrations
 from .._db.connect import TRY_AGAIN, Backoff, SilenceGuard, connect, cut, is_lost, is_pooled, server_of
 from .._db.database import Database
@@ -245,6 +245,7 @@ class Child:
         if again := self.aside.take(hurry=self.stopping):
             self.exchange.report_again(db, again)
             self.aside.tried()
+        self.handlers.start_again()
         if self.handlers.hand_back_late():
             self.pace.waited()
         outcomes = self.handlers.collect()
@@ -334,7 +335,7 @@ class Child:
     def _wait(self) -> None:
         """Wait for a handler's end, a notification, an order, or the time of the next claim."""
         timeout: float | None = None
-        soon = self.handlers.waiting.late_in()
+        soon = min(self.handlers.waiting.late_in(), self.handlers.threads.again_in())
         if not self.stopping and self.handlers.load < self.config.concurrency:
             soon = min(soon, max(self.pace.patience(), self.handlers.closed_for()))
         if soon < math.inf:

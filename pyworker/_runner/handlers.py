@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
-from queue import SimpleQueue
 from typing import Any, NoReturn, cast
 
 from .. import tasks
@@ -33,6 +32,7 @@ from .copies import end_copy
 from .loop import start_loop
 from .outcomes import Ended, Outcome, Outcomes, Report, failure_of, failures_of, release, tell
 from .shared import Slots, boottime
+from .threads import NO_THREAD, Threads
 from .waiting import Waiting, handed_back
 
 log = logging.getLogger("pyworker.worker")
@@ -65,8 +65,8 @@ class Handlers:
         self.broken = False  # a job's outcome could not be recorded
         self.isolated = False  # the running job may have crashed a process before, so it runs alone
         self.free_slots = list(range(config.concurrency))
-        self.threads = 0
-        self.thread_calls: SimpleQueue[Call] = SimpleQueue()
+        self.threads = Threads(config.concurrency, self._handle)
+        self._for_loop: list[Call] = []  # the thread of the loop could not be started
         self.loop: asyncio.AbstractEventLoop | None = None
         self._spawned: deque[Call] = deque()  # asyncio tasks that may not have started yet
         self._looking = False
@@ -138,6 +138,13 @@ class Handlers:
                 self._release(self.running.pop(job.id) for job in held)
             late, self.waiting.late = self.waiting.late, 0
         return late
+
+    def start_again(self) -> None:
+        """Start the threads that the system has not allowed before, when it is time."""
+        if not self.threads.again_in():
+            self.threads.start_again()
+            waiting, self._for_loop = self._for_loop, []
+            self._dispatch(waiting)
 
     def hand_back(self, everything: bool) -> None:
         """Release the ready jobs; with `everything` also the running ones, as this process ends."""
@@ -224,11 +231,7 @@ class Handlers:
         self.running[job.id] = job
 
     def _dispatch(self, begun: list[Call], in_thread: bool = False) -> Call | None:
-        """Send each call to where its handler runs.
-
-        A handler thread gets one call back to run next: handing it over would cost more than many a
-        handler.
-        """
+        """Send each call to where its handler runs. A thread gets one back to run next: that costs less."""
         mine: Call | None = None
         to_loop: list[Call] = []
         for call in begun:
@@ -237,12 +240,14 @@ class Handlers:
             elif in_thread and mine is None:
                 mine = call
             else:
-                self.thread_calls.put(call)
-                if self.threads < self.config.concurrency:
-                    self.threads += 1
-                    threading.Thread(target=self._handle, daemon=True, name=f"handler-{self.threads}").start()
+                self.threads.put(call)
         if to_loop:
-            loop = self._event_loop()
+            try:
+                loop = self._event_loop()
+            except NO_THREAD as error:
+                self.threads.failed(error)
+                self._for_loop += to_loop
+                return mine
             if asyncio._get_running_loop() is loop:
                 self._spawn(to_loop)
             else:
@@ -253,7 +258,7 @@ class Handlers:
         suspects: list[Call] = []
         try:
             while True:
-                call: Call | None = self.thread_calls.get()
+                call: Call | None = self.threads.calls.get()
                 while call:
                     suspects = [call]
                     task, context = self.tasks[call.task_identifier], self.context.copy()

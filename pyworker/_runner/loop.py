@@ -21,7 +21,11 @@ def start_loop(uvloop: bool, failed: Callable[[BaseException], object]) -> async
             from uvloop import new_event_loop
     loop = new_event_loop()
     args = (loop, os.getpid(), failed)
-    threading.Thread(target=_turn, args=args, daemon=True, name="event-loop").start()
+    try:
+        threading.Thread(target=_turn, args=args, daemon=True, name="event-loop").start()
+    except BaseException:
+        loop.close()
+        raise
     return loop
 
 

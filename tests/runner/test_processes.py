@@ -181,3 +181,31 @@ def test_a_worker_without_room_for_its_first_process_waits_for_it(queue: Any, tm
         finally:
             launched.kill()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("running", [0, 2])
+@pytest.mark.parametrize("task", ["note", "deliver", "act_async"])
+def test_jobs_for_which_no_thread_can_be_started_are_handed_back_and_disturb_no_other(
+    queue: Any, running: int, task: str
+) -> None:
+    queue.close_gate(1)
+    worker = queue.start("--concurrency", "5").until_ready()
+    (child,) = worker.children()
+    first = [queue.add("note", {"gate": 1}, max_attempts=1) for _ in range(running)]
+    queue.until_waiting(1, running)
+    used = int(Path(f"/proc/{child}/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.prlimit(child, resource.RLIMIT_AS)
+    resource.prlimit(child, resource.RLIMIT_AS, (used + (4 << 20), hard))  # no room for a thread's stack
+    later = [queue.add(task, {"gate": 1}, max_attempts=1) for _ in range(4)]
+    worker.until_log("no thread can be started")
+    queue.until(
+        "select bool_or(run > 0 and state = 'available') from pyworker.jobs where id = any (%s)", later
+    )
+    resource.prlimit(child, resource.RLIMIT_AS, (soft, hard))
+    worker.until_log("threads can be started again")
+    queue.open_gate(1)
+    queue.until_state("completed", *first, *later)
+    assert [queue.job(job_id).attempts for job_id in (*first, *later)] == [1] * (running + 4)
+    assert {len(queue.seen(job_id)) for job_id in (*first, *later)} == {1}
+    assert worker.children() == [child]
+    assert worker.stop() == 0
