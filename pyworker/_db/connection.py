@@ -45,6 +45,10 @@ class Connection(psycopg.Connection[Row]):
     """psycopg's, whose commit() and transaction() raise TransactionAborted rather than roll back silently."""
 
     was_lent = False  # to a handler, since it was cleaned: see lent
+    before_last: tuple[str, int] = (
+        "",
+        0,
+    )  # statements before our last one in a handler's block, and how many
 
     def commit(self) -> None:
         try:
@@ -68,6 +72,7 @@ class AsyncConnection(psycopg.AsyncConnection[Row]):
     """The same for asyncio."""
 
     was_lent = False
+    before_last: tuple[str, int] = ("", 0)
 
     async def commit(self) -> None:
         try:

@@ -18,15 +18,16 @@ from psycopg.rows import tuple_row
 
 from ..errors import WrongState, translated
 from .connection import AsyncConnection, Connection
+from .text import literal
 
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 # The session as it was opened, but for what a function in Perl or Python keeps for itself.
 _UNDO = (
-    "close all; unlisten *; reset session authorization; reset role; reset all;"
-    " select pg_catalog.pg_advisory_unlock_all(); discard temp; discard sequences"
-)
-CLEAN = f"{_UNDO}; deallocate all"
+    "close all", "unlisten *", "reset session authorization", "reset role", "reset all",
+    "select pg_catalog.pg_advisory_unlock_all()", "discard temp", "discard sequences",
+)  # fmt: skip
+CLEAN = "; ".join([*_UNDO, "deallocate all"])
 # The handler may have put on a role that must not call our functions. Deferred triggers are to run as it.
 _AS_OURSELVES = (
     "select pg_catalog.set_config('pyworker.was_user', current_setting('session_authorization'), true),"
@@ -39,19 +40,33 @@ _AS_BEFORE = (
     " then pg_catalog.set_config(s.name, current_setting(s.was), true) end from (values"
     " ('session_authorization', 'pyworker.was_user'), ('role', 'pyworker.was_role')) s(name, was)"
 )
-# Behind a transaction pooler another client gets the session after the commit.
-_UNDONE_BEFORE = f"set constraints all immediate; {_UNDO}; "
+# A pooler keeps these for each client, and takes over what RESET makes of them.
+_OF_POOLERS = ("client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings", "application_name")
 
 
-def _last(statement: str, pooled: bool) -> tuple[str, int]:
+def _note(conn: Connection[Any] | AsyncConnection[Any], pooled: bool) -> None:
+    """What comes before our last statement, and how many results that has.
+
+    Behind a transaction pooler another client gets the session after the commit, so all is undone before.
+    """
+    conn.was_lent = not pooled
+    conn.before_last = _AS_OURSELVES, 1
+    if pooled:
+        given = [(name, conn.info.parameter_status(name)) for name in _OF_POOLERS]
+        kept = [f"set {name} = {literal(value)}" for name, value in given if value is not None]
+        undo = ["set constraints all immediate", *_UNDO, *kept, ""]
+        conn.before_last = "; ".join(undo).replace("%", "%%"), len(undo) - 1
+
+
+def _last(conn: Connection[Any] | AsyncConnection[Any], statement: str) -> tuple[str, int]:
     """A block's last statement with what surrounds it, and the place of its own result."""
-    before, after = (_UNDONE_BEFORE, "") if pooled else (_AS_OURSELVES, _AS_BEFORE)
-    return f"{before}{statement}{after}", before.count(";")
+    before, place = conn.before_last
+    return f"{before}{statement}{_AS_BEFORE if conn.was_lent else ''}", place
 
 
-def last(conn: psycopg.Connection[Any], pooled: bool, statement: str, *parameters: Any) -> tuple[Any, ...]:
+def last(conn: Connection[Any], statement: str, *parameters: Any) -> tuple[Any, ...]:
     """Run our statement at the end of a handler's block, as the role that we connected with."""
-    text, place = _last(statement, pooled)
+    text, place = _last(conn, statement)
     with translated(), psycopg.ClientCursor[Any](conn, row_factory=tuple_row) as cursor:
         cursor.execute(cast("Any", text), parameters)
         for _ in range(place):
@@ -59,10 +74,8 @@ def last(conn: psycopg.Connection[Any], pooled: bool, statement: str, *parameter
         return cast("Any", cursor.fetchone())
 
 
-async def last_async(
-    conn: psycopg.AsyncConnection[Any], pooled: bool, statement: str, *parameters: Any
-) -> tuple[Any, ...]:
-    text, place = _last(statement, pooled)
+async def last_async(conn: AsyncConnection[Any], statement: str, *parameters: Any) -> tuple[Any, ...]:
+    text, place = _last(conn, statement)
     with translated():
         async with psycopg.AsyncClientCursor[Any](conn, row_factory=tuple_row) as cursor:
             await cursor.execute(cast("Any", text), parameters)
@@ -116,6 +129,7 @@ class _Ends:
         view.lock = self._gate
         if pooled:
             view.prepare_threshold = None  # a prepared statement belongs to one of the pooler's sessions
+        _note(cast("Any", conn), pooled)
 
     def end(self) -> None:
         """Refuse each further use, of the cursors made from it, too."""

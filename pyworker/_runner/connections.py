@@ -93,7 +93,6 @@ class Connections:
             raise PoolTimeout(_too_many(caller))
         try:
             with self.connection() as conn, conn.transaction():
-                conn.was_lent = True
                 lent = Lent(conn, caller, self.pooled)
                 try:
                     yield lent
@@ -116,7 +115,6 @@ class Connections:
             raise PoolTimeout(_too_many(caller)) from None
         try:
             async with self.async_connection() as conn, conn.transaction():
-                conn.was_lent = True
                 lent = LentAsync(conn, caller, self.pooled)
                 try:
                     yield lent
@@ -209,12 +207,12 @@ class Connections:
 
     def _clean(self, conn: Connection[Any]) -> None:
         """Before the pool gives the connection to the next. If this fails, it closes the connection."""
-        if conn.was_lent and not self.pooled:
+        if conn.was_lent:
             conn.execute(cast("Any", f"{CLEAN}; {self._settings()}"))
         conn.was_lent = False
 
     async def _clean_async(self, conn: AsyncConnection[Any]) -> None:
-        if conn.was_lent and not self.pooled:
+        if conn.was_lent:
             await conn.execute(cast("Any", f"{CLEAN}; {self._settings()}"))
         conn.was_lent = False
 
@@ -297,14 +295,14 @@ class Connections:
         """Save a step as the last statement of a transaction that was lent."""
         if self.rehearsal:
             raise psycopg.Rollback
-        last(conn, self.pooled, save_step_statement(self.schema), job_id, run, name, result)
+        last(conn, save_step_statement(self.schema), job_id, run, name, result)
 
     async def save_step_in_async(
         self, conn: AsyncConnection[Any], job_id: int, run: int, name: str, result: str
     ) -> None:
         if self.rehearsal:
             raise psycopg.Rollback
-        await last_async(conn, self.pooled, save_step_statement(self.schema), job_id, run, name, result)
+        await last_async(conn, save_step_statement(self.schema), job_id, run, name, result)
 
     def wait_for_signal(
         self, job_id: int, run: int, name: str, timeout: float | None, nth: int
@@ -328,12 +326,12 @@ class Connections:
         Returns the transaction's id, for `committed`."""
         if self.rehearsal:
             raise psycopg.Rollback
-        return last(conn, self.pooled, finish_job_statement(self.schema), job_id, run)[1]
+        return last(conn, finish_job_statement(self.schema), job_id, run)[1]
 
     async def finish_job_async(self, conn: AsyncConnection[Any], job_id: int, run: int) -> str:
         if self.rehearsal:
             raise psycopg.Rollback
-        return (await last_async(conn, self.pooled, finish_job_statement(self.schema), job_id, run))[1]
+        return (await last_async(conn, finish_job_statement(self.schema), job_id, run))[1]
 
     def committed(self, job_id: int, run: int, transaction: str) -> bool:
         """True if a transaction whose COMMIT got no reply has committed."""

@@ -255,3 +255,17 @@ async def innocent_async(payload, job: AsyncJob):
 def innocent(payload, job: Job):
     assert job.once("a")
     assert job.step("b", int, "3") == 3
+
+
+@task(max_attempts=1)
+def defers(payload, job: Job):
+    with job.transaction() as conn:
+        conn.execute("set local role dirty")
+        conn.execute("insert into public.deferring values (%s)", [job.id])
+
+
+@task(max_attempts=1)
+async def defers_async(payload, job: AsyncJob):
+    async with job.transaction() as conn:
+        await conn.execute("set local role dirty")
+        await conn.execute("insert into public.deferring values (%s)", [job.id])
