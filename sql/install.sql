@@ -116,7 +116,9 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/integrity/owners.sql
 \ir modules/explain/waits.sql
 \ir modules/explain/explain.sql
+\ir modules/explain/locks.sql
 \ir modules/diagnosis/server.sql
+\ir modules/diagnosis/workers.sql
 \ir modules/diagnosis/doctor.sql
 \ir modules/pages/views.sql
 \ir modules/pages/pages.sql

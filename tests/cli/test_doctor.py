@@ -32,7 +32,7 @@ def doctor(db: Any, dsn: str, cli: Any) -> Any:
 def test_a_healthy_queue_takes_one_line(doctor: Any) -> None:
     assert doctor(code=0).startswith("ok invariants, schema, indexes, owners, grants, ")
     lines = doctor("--verbose", code=0).splitlines()
-    assert len(lines) == 20
+    assert len(lines) == 22
     assert lines[0] == "ok invariants: what must always hold does hold"
     rows = json.loads(doctor("--json", code=0))
     assert [row["check_name"] for row in rows][-2:] == ["clock", "pooler"]

@@ -6,7 +6,7 @@ from typing import Any
 
 CHECKS = [
     "invariants", "schema", "indexes", "owners", "grants", "partitions", "maintenance", "workers", "tasks",
-    "sequences", "queues", "schedules",
+    "sequences", "dependencies", "locks", "queues", "schedules",
     "lost", "xmin",
     "bloat", "autovacuum", "notifications", "settings",
 ]  # fmt: skip

@@ -110,31 +110,6 @@ begin
 end;
 $$;
 
-create or replace function _check_workers() returns table (severity text, finding text, fix text)
-    language plpgsql set search_path from current
-as $$
-declare
-    v_now timestamptz := clock();
-    v_waiting bigint;
-    v_since timestamptz;
-begin
-    if exists (select from workers w where _is_live(w, v_now)) then
-        return;
-    end if;
-    select count(*), min(j.since) into v_waiting, v_since from (
-        (select l.ready_at as since from live_jobs l where l.ready_at is not null and l.state = 'available'
-         limit 10000)
-        union all
-        (select l.due_at from live_jobs l where l.due_at <= v_now order by l.due_at limit 10000)) j;
-    if v_waiting > 0 then
-        return query values (case when v_since < v_now - interval '1 minute' then 'warning' else 'info' end,
-            format('no worker is alive; jobs that wait: %s%s, the first since %s', v_waiting,
-                   case when v_waiting >= 10000 then ' or more' else '' end, v_since),
-            'start one: pyworker run MODULE');
-    end if;
-end;
-$$;
-
 -- One row per option that a live worker's code declares differently from the task's definition.
 create or replace function _definitions_that_differ() returns table (
     identifier text, option text, declared jsonb, stored jsonb, workers text)
@@ -344,11 +319,12 @@ begin
         ('workers', 'workers are alive, or nothing waits for one'),
         ('tasks', 'the live workers know the tasks and serve the queues of the jobs that wait'),
         ('sequences', 'no sequence is halted'),
+        ('dependencies', 'no job waits for one that has ended otherwise'),
+        ('locks', 'no session keeps jobs locked'),
         ('queues', 'nothing waits in a paused queue'),
         ('schedules', 'schedules are fired, and their tasks are known'),
         ('lost', 'no job was lost'),
-        ('xmin', 'no old transaction keeps dead rows'),
-        ('bloat', 'dead rows are few'),
+        ('xmin', 'no old transaction keeps dead rows'), ('bloat', 'dead rows are few'),
         ('autovacuum', 'autovacuum is on'),
         ('notifications', 'the server''s queue of notifications is not filling up'),
         ('settings', 'the server''s settings suit')

@@ -330,7 +330,17 @@ declare
 begin
     select j.* into v_job from live_jobs j where j.id = explain_job.job_id;
     if found then
-        return query select row_number() over ()::integer, r.* from _explain_live(v_job) r;
+        return query
+        with found as materialized (select e.* from _explain_live(v_job) e),
+        locked as materialized ( -- the end that is to free a full queue may be open: that says enough
+            select l.* from _explain_lock(v_job) l
+            where v_job.state not in ('running', 'discarded')
+              and not exists (select from found e where e.reason = 'queue full'))
+        select row_number() over ()::integer, r.* from (
+            select l.* from locked l
+            union all
+            select e.* from found e
+            where e.reason not in ('promotion', 'waits for a worker') or not exists (select from locked)) r;
         return;
     end if;
     v_past := get_job(job_id);
@@ -342,7 +352,8 @@ end;
 $$;
 comment on function explain_job(bigint) is
     'Why a job is not running: one row per reason, in the order in which they must be resolved, '
-    'each with its remedy. Reasons: dependency (another job has not ended; at most 50 are named), '
+    'each with its remedy. Reasons: locked (another session has it locked, or a job that goes first), '
+    'dependency (another job has not ended; at most 50 are named), '
     'dependency unmet (it ended in another way), not due, waits for its retry, sequence, '
     'sequence halted, queue paused, queue full, rate: none starts before (a time), promotion '
     '(no worker has claimed since the job could proceed), no worker, '

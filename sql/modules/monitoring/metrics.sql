@@ -69,12 +69,17 @@ begin
                 order by j.priority limit 1)
         from p where p.priority is not null)
     select 'pyworker_oldest_available_seconds', 'gauge',
-           'For how long the oldest job that may be claimed has been waiting.', null::jsonb,
+           'For how long the oldest job that may be claimed has been waiting. While no worker is alive also '
+           'jobs that a worker would make available.', null::jsonb,
            coalesce(extract(epoch from v_now - min(f.ready_at)), 0)::double precision
-    from p cross join lateral (
-        select j.ready_at from live_jobs j
-        where j.ready_at is not null and j.priority = p.priority and j.state = 'available'
-        order by j.priority, j.ready_at, j.id limit 1) f
+    from (
+        select o.ready_at from p cross join lateral (
+            select j.ready_at from live_jobs j
+            where j.ready_at is not null and j.priority = p.priority and j.state = 'available'
+            order by j.priority, j.ready_at, j.id limit 1) o
+        union all -- no worker has promoted these
+        select w.since from _waiting_for_workers(max_rows) w
+        where not exists (select from workers v where _is_live(v, v_now))) f
     union all
     (select 'pyworker_queue_oldest_available_seconds', 'gauge',
             'For how long the oldest available job of a queue has been waiting, in the 50 queues where that '

@@ -115,6 +115,7 @@ declare
 begin
     for check_name, v_check in values
         ('workers', '_check_workers'), ('tasks', '_check_tasks'), ('sequences', '_check_sequences'),
+        ('dependencies', '_check_dependencies'), ('locks', '_check_locks'),
         ('waiting', '_late_queues'), ('discarded', '_discarded_lately'), ('queues', '_check_queues'),
         ('schedules', '_check_schedules'), ('lost', '_check_lost'), ('maintenance', '_check_maintenance')
     loop
@@ -125,7 +126,8 @@ end;
 $$;
 comment on function problems() is
     'What keeps jobs from running, as rows of doctor(): no worker, tasks and queues that no live worker '
-    'serves, halted sequences, paused queues and schedules with problems, lost jobs. Also waiting: '
+    'serves, halted sequences, jobs that wait for one that has ended otherwise, jobs that sessions keep '
+    'locked, paused queues and schedules with problems, lost jobs. Also waiting: '
     'queues whose oldest job waits for over a minute and four times as long as usual; and discarded: '
     'what was discarded in the last hour, without lost jobs. It reads some 100,000 rows at most; doctor() '
     'checks more.';
