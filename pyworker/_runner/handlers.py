@@ -149,7 +149,7 @@ class Handlers:
     def hand_back(self, everything: bool) -> None:
         """Release the ready jobs; with `everything` also the running ones, as this process ends."""
         with self.lock:
-            self._release(self.waiting.go_back(everything=True))
+            self._release(self.waiting.go_back(lease=0.0))
             if everything:
                 self.waiting.calls.clear()
                 for jobs in (self.running, self.lost):
@@ -192,8 +192,9 @@ class Handlers:
     def _start(self) -> list[Call]:
         """Assign free slots to ready jobs. Dispatch the returned calls after releasing the lock."""
         begun: list[Call] = []
-        if self.ready:  # if its lease has expired, this process was suspended: release what is still ours
-            self._release(self.waiting.go_back(everything=self.slots.expired()))
+        now, lease = (boottime(), self.slots.lease()) if self.ready else (0.0, 0.0)
+        if now > lease or (self.ready and now > self.ready[0].until):
+            self._release(self.waiting.go_back(lease))  # this process was suspended, or its jobs have waited
         while self.ready and self.free_slots and not (self.isolated or self.broken):
             if self.ready[0].crashes and len(self.free_slots) < self.config.concurrency:
                 break  # another call runs
@@ -218,7 +219,6 @@ class Handlers:
                 self.slots.set(slot, job.id, job.run, deadline)
             else:
                 self.slots.set_call(slot, call.runs, deadline)
-            self.waiting.calls[slot] = call
             begun.append(call)
         return begun
 
@@ -240,8 +240,10 @@ class Handlers:
             elif in_thread and mine is None:
                 mine = call
             else:
+                self.waiting.calls[call.slot] = call
                 self.threads.put(call)
         if to_loop:
+            self.waiting.calls.update({call.slot: call for call in to_loop})
             try:
                 loop = self._event_loop()
             except NO_THREAD as error:
@@ -259,15 +261,16 @@ class Handlers:
         try:
             while True:
                 call: Call | None = self.threads.calls.get()
+                begins = self.waiting.begins(call)
                 while call:
                     suspects = [call]
                     task, context = self.tasks[call.task_identifier], self.context.copy()
                     run: Any = run_job if isinstance(call, Claimed) else run_batch
-                    begins = self.waiting.begins(call)
                     ended = context.run(run, call, task, self.connections) if begins else handed_back(call)
                     begun = self._ended(call, ended)
                     suspects = []
                     call = self._dispatch(begun, in_thread=True)
+                    begins = True
         except BaseException as error:
             self._give_up(suspects, error)
 
@@ -379,10 +382,7 @@ class Handlers:
         return begun
 
     def _give_up(self, suspects: list[Call], error: BaseException) -> NoReturn:
-        """End this process because a job's outcome could not be recorded.
-
-        The parent hands its jobs back and blames only the suspects.
-        """
+        """End this process, as the outcome of a job could not be recorded. Its parent blames the suspects."""
         with contextlib.suppress(BaseException):  # a handler may have broken what this needs
             if os.getpid() != self._pid:
                 end_copy(error)

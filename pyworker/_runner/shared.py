@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 COUNTED = ("done", "fail", "discard", "cancel", "snooze")  # how reports end a run
@@ -26,7 +27,8 @@ _HEAD_SIZE = _STAMPS.size + _COUNTS.size + _BATCH.size
 _TIME = struct.Struct("d")
 _SLOT = struct.Struct("qqdq")  # id, run, deadline, and how many more jobs its call has
 _RUN = struct.Struct("qq")  # id, run
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# Seconds, including the time that the machine slept: the database's clock went on during it.
+boottime = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Running(NamedTuple):
@@ -113,7 +115,11 @@ class Slots:
 
     def expired(self) -> bool:
         """Called by the child: true if other workers may have been given its jobs."""
-        return time.clock_gettime(_BOOTTIME) > _TIME.unpack_from(self._memory, 16)[0]
+        return boottime() > self.lease()
+
+    def lease(self) -> float:
+        """Until which boottime() no other worker may be given the child's jobs."""
+        return _TIME.unpack_from(self._memory, 16)[0]
 
     def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
         _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, job_id, run, deadline, 0)
@@ -159,11 +165,3 @@ def _anonymous_file() -> int:
         return os.memfd_create("pyworker")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def boottime() -> float:
-    """Seconds, including the time that the machine slept.
-
-    The database's clock went on during it.
-    """
-    return time.clock_gettime(_BOOTTIME)

@@ -1,7 +1,7 @@
 """Claimed jobs whose handlers have not been called yet.
 
     ready    they wait for a handler
-    calls    they have one, and are on their way to it: a thread is to wake up, or the loop is busy
+    calls    they have one, and are on their way to it: a thread is to start, or the loop is busy
 
 What has not begun a second after its claim was sent goes back, so that any idle process can take it. When a
 handler is called, the answer of the database is therefore never old: its job was not cancelled, deleted,
@@ -40,23 +40,25 @@ class Waiting:
         """Take claimed jobs, which must begin until this boottime().
 
         One that must run alone has longer: the other handlers have to end first."""
-        for row in rows:
-            job = Claimed(*row)
-            job.until = until
+        claimed: Any = Claimed
+        jobs: list[Claimed] = [claimed(*row, until) for row in rows]
+        for job in jobs:
             if job.crashes:
                 job.until += self._alone - HOLD
-            self.ready.append(job)
+        self.ready.extend(jobs)
 
     def runs_alone(self) -> None:
         self._alone = HOLD
 
-    def go_back(self, everything: bool = False) -> list[Claimed]:
-        """Take out of `ready` what has waited too long, or all."""
-        now = math.inf if everything else boottime()
+    def go_back(self, lease: float = math.inf) -> list[Claimed]:
+        """Take out of `ready` what has waited too long, or all if the lease is over."""
+        now = boottime()
+        if now > lease:
+            now = math.inf
         if not self.ready or self._next() >= now:
             return []
         late = [job for job in self.ready if job.until < now]
-        if self.ready[0].crashes and self.ready[0].until < now and not everything:
+        if self.ready[0].crashes and self.ready[0].until < now < math.inf:
             # Others run here. An idle process takes it, or this one takes it again, for twice as long.
             self._alone = min(2 * self._alone, ALONE)
             self.shy_until = now + SHY
@@ -84,10 +86,10 @@ class Waiting:
         """Called where the handler is called next. False if the jobs of this call go back, or have gone."""
         if self.calls.pop(call.slot, None) is not call or call.cancelled:
             return False
-        if call.until < boottime():
-            self.late += len(call.jobs)
-            return False
-        return True
+        if call.until >= boottime():
+            return True
+        self.late += len(call.jobs)
+        return False
 
     def _next(self) -> float:
         """Until when the first of `ready` must have begun. They are in the order of their claims."""
