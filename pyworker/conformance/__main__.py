@@ -15,14 +15,14 @@ import psycopg
 
 from .._db.conformance import Conformance
 from .._db.connect import first_line
-from . import faults, order, outcomes
+from . import faults, order, outcomes, waiting
 from .broken import Broken
 from .promise import PROMISES, Promise
 from .stage import Stage, url_of
 
 LEASE = timedelta(seconds=12)  # the shortest that configure takes
 CONCURRENCY = "5"
-ROOMS = [module.__name__ for module in (outcomes, order, faults)]
+ROOMS = [module.__name__ for module in (outcomes, order, waiting, faults)]
 IN_ORDER = sorted(PROMISES.values(), key=lambda promise: ROOMS.index(promise.play.__module__))
 
 

@@ -11,6 +11,7 @@ from .._db.conformance import Holder
 from .broken import hold
 from .promise import promise
 from .stage import TASK, Played, Stage
+from .waiting import waiting
 
 
 @promise("What to report", "**The runner is told to end**: `release` the jobs that wait, at once")
@@ -81,15 +82,6 @@ def crashed(stage: Stage) -> str:
     return "2 jobs whose process had ended ran alone"
 
 
-def _waiting(stage: Stage, jobs: list[Played]) -> list[Played]:
-    """The jobs that the worker has claimed and not started."""
-    return [
-        job for job in jobs
-        if stage.job(job).state == "running" and not stage.notes.begun([job])
-        and not stage.db.is_started(job.id)
-    ]  # fmt: skip
-
-
 @contextmanager
 def _start_delayed(stage: Stage, jobs: list[Played]) -> Iterator[tuple[Holder, Played] | None]:
     """Within the block a call of start_job waits for a lock that the script holds on this job.
@@ -97,7 +89,7 @@ def _start_delayed(stage: Stage, jobs: list[Played]) -> Iterator[tuple[Holder, P
     None if the worker claims no more jobs than it begins.
     """
     stage.watch(0.3, lambda: True)  # it begins what it can
-    for job in _waiting(stage, jobs):
+    for job in waiting(stage, jobs):
         with stage.db.holding("live_jobs", job.id) as holder:
             if stage.db.is_started(job.id):
                 continue  # before it was locked
@@ -111,7 +103,7 @@ def _start_delayed(stage: Stage, jobs: list[Played]) -> Iterator[tuple[Holder, P
 def pause(stage: Stage) -> str:
     """A worker that is paused for longer than its lease begins and reports only what is its own."""
     process = stage.ready(supervised=True)
-    jobs = [stage.add({"ms": 3000}, delivery=f"at_{d}_once") for d in ("least", "most") * 10]
+    jobs = [stage.add({"ms": 600}, delivery=f"at_{d}_once") for d in ("least", "most") * 10]
     stage.until_begun(*jobs[:2])
     with _start_delayed(stage, jobs[1::2]):
         process.signal_all(signal.SIGSTOP)
@@ -237,7 +229,7 @@ def _report_first(
 def start_job_unanswered(stage: Stage) -> str:
     """While start_job is not answered, no handler begins, and no job is lost."""
     stage.ready()
-    jobs = stage.add_many(12, {"ms": 1000}, delivery="at_most_once")
+    jobs = stage.add_many(12, {"ms": 600}, delivery="at_most_once")
     stage.until_begun(jobs[0])
     cut = 0
     with _start_delayed(stage, jobs) as delayed:

@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "conformance.md"
 NODE = ["node", "run.mjs", "conformance.mjs"]
 SLOW = {
     "fail", "timeout", "polled", "idle", "beat", "notified", "kill", "pause", "silence", "cut_connections",
-    "lost_answer", "declared_dead", "start_job_unanswered",
+    "lost_answer", "declared_dead", "start_job_unanswered", "expires", "late",
 }  # fmt: skip
 HANDLERS = """
 import os
@@ -137,11 +137,13 @@ def test_a_worker_that_leaves_something_out_is_told_which_promise_and_where_it_i
     assert "docs/protocol.md, What to report: `discard` when trying again is useless" in played.output
 
 
-def broken_by(wrong: dict[str, str], directory: Path, play: Any, command: list[str]) -> None:
+def broken_by(wrong: dict[str, Any], directory: Path, play: Any, command: list[str]) -> None:
     file = directory / wrong["file"]
     text = file.read_text("utf-8")
-    assert text.count(wrong["find"]) == 1, f"{wrong['find']} is not once in {file.name}"
-    file.write_text(text.replace(wrong["find"], wrong["put"]), "utf-8")
+    for find, put in [(wrong["find"], wrong["put"]), *wrong.get("also", [])]:
+        assert text.count(find) == 1, f"{find} is not once in {file.name}"
+        text = text.replace(find, put)
+    file.write_text(text, "utf-8")
     played = play(command, "--only", wrong["promise"], "--patience", "0.5", cwd=directory)
     assert (played.code, list(played.broken)) == (1, [wrong["promise"]]), played.output
     assert re.search(wrong["observed"], played.broken[wrong["promise"]]), played.output

@@ -12,9 +12,10 @@ export class Report extends Error {
 export class Job {
   asideUntil = 0 // until then its report waits: another session has locked the job
 
-  constructor(worker, row) {
+  // until: when it must have begun
+  constructor(worker, row, until) {
     const controller = new AbortController()
-    Object.assign(this, row, { signal: controller.signal, tell: why => controller.abort(why) })
+    Object.assign(this, row, { until, signal: controller.signal, tell: why => controller.abort(why) })
     Object.defineProperty(this, 'worker', { value: worker })
   }
 

@@ -7,6 +7,7 @@ import pg from 'pg'
 import { Job, Report } from './job.mjs'
 
 const PREFETCH = 10 // jobs that wait here, besides those that run
+const HOLD = 1 // seconds from the request of a claim until its jobs begin or go back
 const PATIENCE = 25 // seconds for handlers that run when the worker is told to end
 const GRACE = 2 // seconds for a handler that must stop: with stop_after_s, less than ttl_s
 const DOUBT = 128 // seconds: for so long a call whose answer was lost may still commit
@@ -24,6 +25,11 @@ export class Worker extends EventEmitter {
   workAt = 0 // when to claim again
   doubtUntil = 0 // until then jobs may come to light that an answer had, which was lost
   apartUntil = 0 // until then each turn reports one job: another session has locked some
+  calmUntil = 0 // until then no job waits here: some have waited too long
+  calm = 0 // for how long, then
+  trip = 0 // how long the last claim took
+  alone = HOLD // how long a job may wait that must run alone: twice as long each time
+  shyUntil = 0 // until then another process may take it
 
   // former: the worker of this process whose jobs others have, or may have soon.
   // atMostOnce: the tasks whose jobs never run twice, whatever delivery they were added with.
@@ -47,7 +53,7 @@ export class Worker extends EventEmitter {
 
   // Returns when others have its jobs, or when it was told to stop: then the process must end.
   async run() {
-    const fence = setInterval(() => this.isDead(), 200)
+    const fence = setInterval(() => this.begin(), 200)
     await this.repeat(5000, () => this.id ? this.turn() : this.open())
     this.emit('beat')
     await this.beating
@@ -97,8 +103,8 @@ export class Worker extends EventEmitter {
     if (now() < this.doubtUntil) await this.beat(this.pool, true)
     const ended = [...this.held].filter(job => job.report && now() >= job.asideUntil)
     if (now() < this.apartUntil) ended.splice(1)
-    const room = this.stopping ? 0 : Math.max(this.concurrency + PREFETCH - this.held.size + ended.length, 0)
-    const wait = room ? this.workAt - now() : 2.5
+    const room = this.room(ended)
+    const wait = room ? this.workAt - now() : Math.max(this.shyUntil - now(), 0) || 2.5
     if (!ended.length && wait > 0) return this.pause('work', wait)
     const sql = `select w.* from set_config('lock_timeout', $7, true) t,
       pyworker.read_reports($2::bigint[], $3::bigint[], $4) r,
@@ -106,14 +112,32 @@ export class Worker extends EventEmitter {
     const reports = [...idsOf(ended), ended.map(job => job.report)]
     const values = [this.id, ...reports, room, Object.keys(this.handlers), ended.length > 1 ? '1s' : '200ms']
     this.workAt = Infinity // a notification from now on sets it to 0
+    const sent = now()
     const rows = await this.ask(sql, values).catch(error => this.setAside(ended, error))
+    const until = this.until(sent, room)
     for (const row of rows ?? []) {
-      if (row.kind === 'job') this.held.add(new Job(this, row))
+      if (row.kind === 'job') this.held.add(new Job(this, row, until + (row.crashes ? this.alone - HOLD : 0)))
       else if (row.kind === 'turn') this.workAt = this.workAt && now() + row.again_in_s
       else log('refused', row.id, row.run, row.why)
     }
     for (const job of rows ? ended : []) this.held.delete(job)
     this.begin()
+  }
+
+  // How many jobs to claim, when these are reported: none while a job runs alone, or waits for that.
+  room(ended) {
+    const alone = [...this.held].some(job => job.crashes && !job.report)
+    if (this.stopping || alone || (now() < this.shyUntil && this.free < this.concurrency)) return 0
+    const ahead = now() < this.calmUntil ? 0 : PREFETCH
+    return Math.max(this.concurrency + ahead - this.held.size + ended.length, 0)
+  }
+
+  // Until when claimed jobs begin or go back. If the answer takes longer, the process was paused, or the
+  // network is slow: then the next one takes as long, and the time counts from the answer.
+  until(sent, room) {
+    const trip = now() - sent, slow = trip > HOLD && trip <= 2 * this.trip
+    if (room) this.trip = trip
+    return (slow ? now() : sent) + HOLD
   }
 
   // Another session has locked some of these jobs: for some seconds the others are reported, one by one.
@@ -168,30 +192,46 @@ export class Worker extends EventEmitter {
       if (job.report || job.finished) continue
       if (why === 'lost') this.lose([job], 'the claim is lost')
       else if (job.begun) job.tell(new Error('cancelled while it was running')) // it may ignore it
-      else job.end(new Report('release'))
+      else job.end(new Report('release', { begun: false }))
     }
     this.emit('work')
     return alive.next_in_s
   }
 
-  // Begins the jobs that wait, in their order.
+  // Begins the jobs that wait, in their order. Those that have waited too long go back.
   begin() {
+    let full = this.isDead()
     for (const job of [...this.held].filter(job => !job.begun && !job.report)) {
       const places = job.crashes > 0 ? this.concurrency : 1 // it may end this process: it runs alone
-      if (this.stopping) job.end(new Report('release'))
-      else if (places > this.free || this.isDead()) return
-      else this.perform(job, places)
+      full ||= places > this.free
+      if (this.stopping || now() > job.until) this.goesBack(job, full)
+      else if (!full) this.perform(job, places)
+    }
+  }
+
+  // Then nothing is claimed ahead for a while: a job that goes back has started, as a rate counts.
+  goesBack(job, full) {
+    job.end(new Report('release', { begun: false }))
+    this.emit('work')
+    if (now() >= this.calmUntil) {
+      this.calm = now() < this.calmUntil + this.calm ? Math.min(2 * this.calm, 64) : 2
+      this.calmUntil = now() + this.calm
+    }
+    if (job.crashes && full) {
+      this.alone = Math.min(2 * this.alone, 64)
+      this.shyUntil = now() + 0.25
     }
   }
 
   async perform(job, places) {
     job.begun = true
+    if (job.crashes) this.alone = HOLD
     this.free -= places
     let timer
     try {
       const once = job.delivery === 'at_most_once' || this.atMostOnce.includes(job.task_identifier)
       if (once) await this.start(job)
-      if (job.signal.aborted || this.isDead()) throw new Report('release')
+      if (job.signal.aborted || this.isDead()) throw new Report('release', { begun: false })
       job.called = true
       const late = () => this.abort(job, new Error(`timed out after ${job.timeout_s} s`))
       if (job.timeout_s) timer = setTimeout(late, Math.min(job.timeout_s * 1000, 2 ** 31 - 1))
@@ -213,7 +253,7 @@ export class Worker extends EventEmitter {
   async start(job) {
     const error = 'start_job was not answered in time'
     const started = await job.ask("start_job($1, $2, 'at_most_once')").catch(() => undefined)
-    if (started === false) throw new Report('release')
+    if (started === false) throw new Report('release', { begun: false })
     if (!started || job.signal.aborted || this.isDead()) throw new Report('not_started', { error })
   }
 

@@ -108,7 +108,8 @@ end;
 $$;
 comment on function pause_queue(text) is
     'Starts no more jobs of this queue until resume_queue. Running jobs continue, and you can '
-    'still add jobs. Errors: PW001 (also for ''default'': jobs without a queue cannot be paused).';
+    'still add jobs. What a worker has claimed just before begins within a second, or is handed back. '
+    'Errors: PW001 (also for ''default'': jobs without a queue cannot be paused).';
 
 create or replace function resume_queue(queue_name text) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off

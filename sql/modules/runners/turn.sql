@@ -100,17 +100,18 @@ end;
 $$;
 comment on function work(
     bigint, bigint[], bigint[], jsonb[], jsonb, integer, text[], text[], text[]) is
-    'One turn of a worker, in one transaction: settles its reports, promotes, claims up to max_jobs jobs '
-    '(0: only reports). done_ids, done_runs, done_results: completed jobs and their results; null means '
-    'none. reports: [{"id", "run", "do", "error"?, "delay_s"?, "payload"?}], where do is fail, cancel, '
-    'discard, not_started (see fail_jobs, also for payload_text), snooze or release; ids and runs may be '
-    'strings. Items with do = log are lines for log_jobs, and report no end. Rows of kind refused: a report'
-    ' that did not count, why is stale or malformed: and a reason; a job whose report was malformed still '
-    'runs. Rows of kind job: claimed jobs, as claim_jobs returns them, with the timeout of the task. Last, '
-    'one row of kind turn: call again within again_in_s seconds (0 to 2.5), notified or not. A report that '
-    'was accepted before is stale when it is repeated, which does no harm. With synchronous_commit off, a '
-    'turn without reports of ends does not wait for the disk, as claim_jobs. Errors: PW004 if the worker is'
-    ' unknown, closed or was declared dead, and nothing of the call counts; PW001.';
+    'One turn of a worker, in one transaction: settles its reports, promotes, claims up to max_jobs jobs (0: '
+    'only reports). done_ids, done_runs, done_results: completed jobs and their results; null means none. '
+    'reports: [{"id", "run", "do", "error"?, "delay_s"?, "payload"?, "begun"?}], where do is fail, cancel, '
+    'discard, not_started (see fail_jobs, also for payload_text), snooze or release (begun: false if its '
+    'handler was not called: it may still expire); ids and runs may be strings. Items with do = log are '
+    'lines for log_jobs, and report no end. Rows of kind refused: a report that did not count, why is stale '
+    'or malformed: and a reason; a job whose report was malformed still runs. Rows of kind job: claimed '
+    'jobs, as claim_jobs returns them, with the timeout of the task. Last, one row of kind turn: call again '
+    'within again_in_s seconds (0 to 2.5), notified or not. A report that was accepted before is stale when '
+    'it is repeated, which does no harm. With synchronous_commit off, a turn without reports of ends does '
+    'not wait for the disk, as claim_jobs. Errors: PW004 if the worker is unknown, closed or was declared '
+    'dead, and nothing counts; PW001.';
 
 -- The queues of which this transaction claims no jobs, by its setting: a process takes no more of them than
 -- its runner was told.
@@ -321,8 +322,7 @@ begin
         where c.verb = any ('{fail,cancel,discard,not_started}') having count(*) > 0;
     v_snoozed := snooze_jobs(array_agg(c.id), array_agg(c.run), array_agg(_interval_of(c.value -> 'delay_s')))
         from unnest(v_counts) c where c.verb = 'snooze' having count(*) > 0;
-    perform _hand_back(j, coalesce(c.value ->> 'begun', 'true') = 'true')
-        from unnest(v_counts) c cross join lateral (
+    perform _hand_back(j, c.value -> 'begun' is distinct from 'false') from unnest(v_counts) c, lateral (
             select l.* from live_jobs l where l.id between c.id and c.id and l.run = c.run offset 0) j
         where c.verb = 'release';
     return array(

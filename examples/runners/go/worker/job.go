@@ -38,6 +38,7 @@ type Job struct {
 	ctx        context.Context
 	stop, tell context.CancelCauseFunc // its handler must stop, or may
 	finished   atomic.Bool             // its own transaction completes it
+	until      time.Time               // when it must have begun
 	report     string                  // JSON: how its run has ended
 	aside      time.Time               // until then the report waits: another session has locked the job
 }
@@ -49,12 +50,14 @@ type Report struct {
 	DelayS  any             `json:"delay_s,omitempty"` // a number
 	Payload json.RawMessage `json:"payload,omitempty"`
 	Result  any             `json:"result,omitempty"` // of the report done, which a handler does not give
+	Begun   *bool           `json:"begun,omitempty"`  // of the report release: was its handler called?
 }
 
 func (r *Report) Error() string { return r.Do + " " + r.Text }
 
 var (
 	errReleased error = &Report{Do: "release"}
+	errUnbegun  error = &Report{Do: "release", Begun: new(bool)}
 	// Without an answer, or with a late one, the job may be started. But its handler has done nothing.
 	errUnanswered error = &Report{Do: "not_started", Text: "start_job was not answered in time"}
 )
@@ -89,6 +92,9 @@ func (j *Job) call() (result any, err error) {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
+	if since(j.until) > 0 { // the process was paused
+		return nil, errUnbegun
+	}
 	if j.Delivery == "at_most_once" || slices.Contains(j.w.once, j.Task) {
 		sql := "SELECT pyworker.start_job($1, $2, 'at_most_once')"
 		start, err := ask[bool](j.ctx, j.w, j.w.pool, sql, j.ID, j.Run)
@@ -96,7 +102,7 @@ func (j *Job) call() (result any, err error) {
 		if err != nil || start && j.ctx.Err() != nil {
 			return nil, errUnanswered
 		} else if !start {
-			return nil, errReleased
+			return nil, errUnbegun
 		}
 	}
 	if j.TimeoutS > 0 {

@@ -27,6 +27,7 @@ import (
 
 const (
 	prefetch = 10                // jobs that wait here, besides those that run
+	hold     = time.Second       // from the request of a claim until its jobs begin or go back
 	patience = 25 * time.Second  // for handlers that run when the worker is told to end
 	grace    = 2 * time.Second   // for a handler that must stop: with stop_after_s, less than ttl_s
 	doubt    = 128 * time.Second // for so long a call whose answer was lost may still commit
@@ -72,9 +73,14 @@ type worker struct {
 	free     int       // places
 	alive    time.Time // when the last beat that was answered was sent
 	patience time.Duration
-	again    time.Time // when to claim again
-	doubts   time.Time // until then jobs may come to light that an answer had, which was lost
-	apart    time.Time // until then each turn reports one job: another session has locked some
+	again    time.Time     // when to claim again
+	doubts   time.Time     // until then jobs may come to light that an answer had, which was lost
+	apart    time.Time     // until then each turn reports one job: another session has locked some
+	calmTill time.Time     // until then no job waits here: some have waited too long
+	calm     time.Duration // for how long, then
+	trip     time.Duration // how long the last claim took
+	alone    time.Duration // how much longer a job may wait that must run alone: twice as long each time
+	shyTill  time.Time     // until then another process may take it
 	stopping bool
 	code     int
 }
@@ -215,11 +221,11 @@ func (w *worker) turn() error {
 			ended, reports = append(ended, j), append(reports, j.report)
 		}
 	}
-	room, wait := max(w.places+prefetch-len(w.jobs)+len(ended), 0), 2*time.Second
-	if w.stopping {
-		room = 0
-	} else if room > 0 {
+	room, wait := w.room(len(ended)), 2*time.Second
+	if room > 0 {
 		wait = time.Until(w.again)
+	} else if shy := time.Until(w.shyTill); shy > 0 {
+		wait = shy
 	}
 	if len(ended) == 0 && wait > 0 {
 		w.mu.Unlock()
@@ -235,6 +241,7 @@ func (w *worker) turn() error {
 		patience = "1s"
 	}
 	ids, runs := claimsOf(ended)
+	sent := time.Now()
 	rows, err := ask[[]*row](w.life, w, w.pool, workSQL, w.id, ids, runs, reports, room, w.tasks, patience)
 	if refused := new(pgconn.PgError); errors.As(err, &refused) && refused.Code == "55P03" && len(ended) > 0 {
 		w.locked(func() { w.setAside(ended) })
@@ -243,10 +250,13 @@ func (w *worker) turn() error {
 		return err
 	}
 	w.locked(func() {
+		until := w.until(sent, room)
 		for _, r := range rows {
 			switch {
 			case r.Kind == "job":
-				r.w = w
+				if r.w, r.until = w, until; r.Crashes > 0 {
+					r.until = until.Add(w.alone)
+				}
 				w.jobs = append(w.jobs, &r.Job)
 			case r.Kind == "turn" && !w.again.IsZero():
 				w.again = time.Now().Add(seconds(r.AgainInS))
@@ -257,6 +267,49 @@ func (w *worker) turn() error {
 		w.forget(ended...)
 	})
 	return nil
+}
+
+// room is how many jobs to claim, when so many are reported: none while a job runs alone, or waits for that.
+func (w *worker) room(ended int) int {
+	alone := slices.ContainsFunc(w.jobs, func(j *Job) bool { return j.Crashes > 0 && j.report == "" })
+	if w.stopping || alone || w.free < w.places && time.Now().Before(w.shyTill) {
+		return 0
+	} else if time.Now().Before(w.calmTill) {
+		return max(w.places-len(w.jobs)+ended, 0)
+	}
+	return max(w.places+prefetch-len(w.jobs)+ended, 0)
+}
+
+// until is when claimed jobs begin or go back. If the answer takes longer, the process was paused, or the
+// network is slow: then the next one takes as long, and the time counts from the answer.
+func (w *worker) until(sent time.Time, room int) time.Time {
+	trip := since(sent)
+	slow := trip > hold && trip <= 2*w.trip
+	if room > 0 {
+		w.trip = trip
+	}
+	if slow {
+		sent = time.Now()
+	}
+	return sent.Add(hold)
+}
+
+// goesBack: this job has waited too long. Then nothing is claimed ahead for a while: a job that goes back has
+// started, as a rate counts.
+func (w *worker) goesBack(j *Job) {
+	j.end(nil, errUnbegun)
+	now := time.Now()
+	if !now.Before(w.calmTill) {
+		if now.Before(w.calmTill.Add(w.calm)) {
+			w.calm = min(2*w.calm, time.Minute)
+		} else {
+			w.calm = 2 * time.Second
+		}
+		w.calmTill = now.Add(w.calm)
+	}
+	if j.Crashes > 0 && w.free < w.places {
+		w.alone, w.shyTill = min(2*w.alone+hold, time.Minute), now.Add(time.Second/4)
+	}
 }
 
 // setAside: another session has locked some of these jobs. For some seconds the others are reported, one by
@@ -370,7 +423,7 @@ func (w *worker) beat(ctx context.Context, on database, lostAnswer bool) (next t
 			case j.stop != nil:
 				j.tell(errors.New("the job was cancelled")) // the handler may ignore it
 			default:
-				j.end(nil, errReleased)
+				j.end(nil, errUnbegun)
 			}
 		}
 	})
@@ -383,11 +436,10 @@ func (w *worker) locked(change func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change()
-	// The wall clock goes on while the machine sleeps, and the monotonic one is never set back.
-	since := max(time.Since(w.alive), time.Now().Round(0).Sub(w.alive.Round(0)))
-	if w.id != 0 && since >= w.patience {
+	if w.id != 0 && since(w.alive) >= w.patience {
 		w.end(errors.New("the database does not answer"))
 	}
+	full := w.life.Err() != nil
 	for _, j := range w.jobs {
 		places := 1
 		if j.Crashes > 0 { // it may end this process: it runs alone
@@ -395,11 +447,11 @@ func (w *worker) locked(change func()) {
 		}
 		if j.stop != nil || j.report != "" {
 			continue
-		} else if w.stopping {
-			j.end(nil, errReleased)
-		} else if places > w.free || w.life.Err() != nil {
-			break
-		} else {
+		}
+		full = full || places > w.free
+		if w.stopping || since(j.until) > 0 {
+			w.goesBack(j)
+		} else if !full {
 			w.begin(j, places)
 		}
 	}
@@ -417,7 +469,9 @@ func (w *worker) begin(j *Job, places int) {
 	must, stop := context.WithCancelCause(w.life)
 	j.stop = stop
 	j.ctx, j.tell = context.WithCancelCause(must)
-	w.free -= places
+	if w.free -= places; j.Crashes > 0 {
+		w.alone = 0
+	}
 	w.running.Go(func() {
 		deaf := func() { w.locked(func() { w.deaf(j) }) }
 		defer context.AfterFunc(must, func() { time.AfterFunc(grace, deaf) })()
@@ -466,6 +520,11 @@ func (w *worker) stop(code int) {
 		})
 		time.AfterFunc(10*time.Second, func() { os.Exit(exitDeaf) })
 	})
+}
+
+// since goes on while the machine sleeps, as the wall clock does, and is never set back.
+func since(t time.Time) time.Duration {
+	return max(time.Since(t), time.Now().Round(0).Sub(t.Round(0)))
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
