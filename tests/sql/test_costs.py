@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.plans import touched
+from tests.support.plans import nodes, touched
 
 MANY = 5_000
 
@@ -118,3 +118,18 @@ def test_many_ids_are_found_at_once_in_history_that_vacuum_has_not_seen(own: Any
             assert own.rows(statement, [ids]) == [(job_id,) for job_id in ids]
             assert own.value(read) - before <= 2000, statement
         ids = [job_id + 100 for job_id in ids]
+
+
+def test_refs_that_point_forwards_cost_in_proportion_to_the_jobs(api: Any, watched: Any) -> None:
+    def handled(count: int) -> float:
+        """Rows that the steps of all plans gave: those of arrays, too."""
+        specs = [{"identifier": "t", "ref": f"r{n}", "depends_on": [f"r{n + 1}"]} for n in range(count - 1)]
+        specs.append({"identifier": "t", "ref": f"r{count - 1}"})
+        plans = watched(lambda a: a.add_jobs(specs))
+        assert len(watched.result) == count
+        return sum(
+            node["Actual Rows"] * node["Actual Loops"] for plan in plans for node in nodes(plan["Plan"])
+        )
+
+    handled(10)
+    assert handled(160) <= 5 * handled(40)
