@@ -43,6 +43,15 @@ def test_a_statement_that_fails_in_a_savepoint_leaves_the_rest_of_the_transactio
     assert [row.told for row in queue.seen(job)] == ["done"]
 
 
+def test_run_task_raises_it_in_a_test_of_the_handler(db: Any, dsn: str) -> None:
+    from pyworker.testing import Queue
+    from tests.support.tasks import aborted
+
+    for task in (aborted.in_its_transaction, aborted.in_its_transaction_async, aborted.in_a_step):
+        with pytest.raises(TransactionAborted, match='relation "no_such_table" does not exist'):
+            Queue(dsn).run_task(task, "nothing")
+
+
 def swallow(conn: psycopg.Connection[Any]) -> None:
     with pytest.raises(psycopg.errors.UndefinedTable):
         conn.execute("select * from no_such_table")
