@@ -353,9 +353,9 @@ def load(modules: Collection[str]) -> dict[str, Task[..., Any]]:
             raise TaskError("the name of a module must not be empty")
         try:
             import_all(name)
-        except TaskError:
+        except (TaskError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # such as SystemExit or CancelledError
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and (name == missing or name.startswith(missing + ".")):
                 raise TaskError(

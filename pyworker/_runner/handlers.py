@@ -74,8 +74,7 @@ class Handlers:
         self.outcomes: deque[Outcome] = deque()
         self.urgent = False  # an outcome is to be reported at once: see _ended
         self.wake_at = NEVER  # an outcome wakes the turn if at most so many jobs are ready
-        self._wake = wake
-        self._pid = os.getpid()
+        self._wake, self._pid = wake, os.getpid()
 
     # -- for the turn ------------------------------------------------------------------------------
 
@@ -335,6 +334,7 @@ class Handlers:
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self.loop is None:
             self.loop = start_loop(self.config.uvloop, self._loop_failed)
+            self.threads.worked()
         return self.loop
 
     def _loop_failed(self, error: BaseException) -> None:

@@ -26,7 +26,7 @@ class Threads:
         self.calls: SimpleQueue[Call] = SimpleQueue()
         self._most, self._run = most, run
         self._count = 0
-        self._short = False
+        self._short = self._told = False
         self._again_at = 0.0
 
     def put(self, call: Call) -> None:
@@ -36,7 +36,8 @@ class Threads:
 
     def failed(self, error: BaseException) -> None:
         """Called when a thread could not be started."""
-        if not self._short:
+        if not self._told:
+            self._told = True
             log.error(
                 "no thread can be started (%s): %d of %d handlers run, other jobs are handed back",
                 error or "no memory",
@@ -52,10 +53,8 @@ class Threads:
     def start_again(self) -> None:
         """Start what could not be started before."""
         self._short = False
-        while self.calls.qsize() and not self._short and self._start():
+        while self.calls.qsize() and self._start():
             pass
-        if not self._short:
-            log.info("threads can be started again")
 
     def _start(self) -> bool:
         if self._count >= self._most:
@@ -66,4 +65,10 @@ class Threads:
             self.failed(error)
             return False
         self._count += 1
+        self.worked()
         return True
+
+    def worked(self) -> None:
+        if self._told:
+            self._told = False
+            log.info("threads can be started again")

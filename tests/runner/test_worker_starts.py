@@ -63,6 +63,11 @@ def test_a_worker_of_an_older_version_goes_on_with_a_newer_database_that_is_not_
             ["module 'mine' cannot be imported", "No module named 'nothing_like_it'"],
         ),
         (
+            "import asyncio\nraise asyncio.CancelledError('x')",
+            [],
+            ["module 'mine' cannot be imported: CancelledError: x"],
+        ),
+        (
             "from pyworker import task\n@task(max_attempts=0)\ndef f(): pass",
             [],
             ["<task f (mine.f)>: define_task: max_attempts must be from 1 to 32767, got 0"],
@@ -73,7 +78,7 @@ def test_a_worker_of_an_older_version_goes_on_with_a_newer_database_that_is_not_
             ["--task g: no such task (known: f)"],
         ),
     ],
-    ids=["no module", "missing import", "refused default", "--task"],
+    ids=["no module", "missing import", "no Exception", "refused default", "--task"],
 )
 def test_a_worker_that_cannot_load_its_tasks_says_why_and_exits(
     queue: Any, tmp_path: Any, module: str | None, options: list[str], words: list[str]
