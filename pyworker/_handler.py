@@ -43,7 +43,7 @@ class Handler:
             if codec:
                 codec.refuse_unreadable({}, "none is given, and a worker could not read {}")
         except _payload.Refused as error:
-            raise InvalidArgument(f"{self._task!r}: payload{error.path}: {error}") from None
+            raise InvalidArgument(f"{self._task!r}: payload{error.path}: {error}") from error.__cause__
         return None
 
     def scheduled(self, payload: Any) -> Any:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from ._distribution import pip_install
-from ._same import difference, path_to, unwritable
+from ._same import difference, half_a_pair, path_to, unwritable
 from .errors import InvalidArgument, TaskError
 
 _RECORDS = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__", "__attrs_attrs__")
@@ -58,8 +58,12 @@ class Codec:
         try:
             written = json.loads(self._text(value))
         except Exception as error:  # of a library, or of a serializer of the user's
-            raise Refused(*unwritable(value, self._text, error)) from None
-        if found := difference(value, self.refuse_unreadable(written, "a worker could not read it")):
+            raise Refused(*self._unwritable(value, error)) from None
+        try:
+            read = self.refuse_unreadable(written, "a worker could not read it")
+        except Refused as refused:
+            raise Refused(refused.path or half_a_pair(value), str(refused)) from refused.__cause__
+        if found := difference(value, read):
             raise Refused(*found)
         return written
 
@@ -69,6 +73,15 @@ class Codec:
             return self._load(payload)
         except _Unreadable as error:
             raise Refused(error.path, f"{why}: {error}") from None
+        except Exception as error:  # of a validator of the user's, whose text may quote the value
+            raise Refused("", f"{why}: {type(error).__name__}") from error
+
+    def _unwritable(self, value: Any, error: Exception) -> tuple[str, str]:
+        try:
+            path, why = unwritable(value, self._text, error)
+        except RecursionError:  # it contains itself
+            path, why = "", "it is nested too deeply"
+        return (path, why) if len(path) < 1000 else ("", "it is nested too deeply")
 
     def _text(self, value: Any) -> str:
         return json.dumps(self.dump(value), allow_nan=False)
@@ -82,8 +95,8 @@ class Codec:
 
     def takes(self, payload: Any) -> bool:
         try:
-            self._load(payload)
-        except _Unreadable:
+            self.refuse_unreadable(payload, "")
+        except Refused:
             return False
         return True
 

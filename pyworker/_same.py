@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AnySet
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 _ATOMS = (str, int, float, bool, type(None))
 _ABSENT = object()
+_OF_THE_USER = re.compile(r"(?s)^(Error calling function `[^`]*`): .*")
 Found = tuple[str, str]  # the path, and what is wrong there
 
 
@@ -67,10 +69,25 @@ def unwritable(value: Any, write: Callable[[Any], object], error: Exception) -> 
         except Exception as problem:
             path, why = unwritable(child, write, problem)
             return f"{_step(name)}{path}", why
-    text = str(error)
     # A serializer of the user's may quote the value.
-    reason = type(error).__name__ if text.startswith("Error calling function") else text
+    reason = _OF_THE_USER.sub(r"\1", str(error))
     return "", f"{_a(value)} cannot be stored as JSON: {reason}"
+
+
+def half_a_pair(value: Any) -> str:
+    """The path of the first string with half a surrogate pair, which pydantic does not read."""
+    for name, child in _children(value):
+        if (path := half_a_pair(child)) or (isinstance(child, str) and not _is_unicode(child)):
+            return f"{_step(name)}{path}"
+    return ""
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def path_to(value: Any, target: Any) -> str:

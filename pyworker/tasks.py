@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 from . import _client
 from ._arguments import AddOptions, CronOptions, TaskOptions
@@ -66,10 +66,12 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<task {self.name} ({self.module}.{self.qualname})>"
 
-    def __getattr__(self, name: str) -> Any:
-        """For a verb of another queue, an error that says what to write."""
-        advice = f": write {ELSEWHERE[name]}" if name in ELSEWHERE else ""
-        raise AttributeError(f"a pyworker task has no attribute {name!r}{advice}")
+    if not TYPE_CHECKING:  # a type checker refuses each unknown name
+
+        def __getattr__(self, name):
+            """For a verb of another queue, an error that says what to write."""
+            advice = f": write {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            raise AttributeError(f"a pyworker task has no attribute {name!r}{advice}")
 
     # The payload is the handler's first parameter. A handler without parameters, or with a job
     # alone, has none. A batch handler's first parameter is a list of jobs, each with a payload.

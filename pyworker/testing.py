@@ -307,13 +307,17 @@ class Queue:
 
         They wait for a worker, their time, their turn or a retry.
 
-        A dict is compared only by the given members. A field may be a function that returns whether
-        the value matches: enqueued(run_at=lambda at: at > soon).
+        A dict is compared only by the given members; a payload such as a model, by what the task would
+        store. A field may be a function that returns whether the value matches:
+        enqueued(run_at=lambda at: at > soon).
         """
         if unknown := fields.keys() - JobRow.__slots__:
             raise TypeError(
                 f"a job has no field {sorted(unknown)[0]!r} (it has: {', '.join(JobRow.__slots__)})"
             )
+        payload = fields.get("payload")
+        if isinstance(task, Task) and not (payload is None or isinstance(payload, dict) or callable(payload)):
+            fields["payload"] = task.encoded(payload)
         with self._database() as db:
             jobs = db.waiting_jobs()
         return [

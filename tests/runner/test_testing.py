@@ -59,8 +59,17 @@ def test_the_guides_project_passes_its_tests(project: Any) -> None:
 
 
 CASES = """
-import asyncio, psycopg, pytest, shop
+import asyncio, dataclasses, datetime, psycopg, pytest, shop
 from pyworker import Cancel, Discard, task
+
+@dataclasses.dataclass
+class Mail:
+    to: str
+    on: datetime.date
+
+@task(result=True)
+def typed(payload: Mail):
+    return str(payload.on.year)
 
 @task
 def again(payload, job):
@@ -107,6 +116,15 @@ def test_a_wrong_expectation_says_what_there_is(pyworker_db, assert_enqueued, as
     with pytest.raises(TypeError, match="a job has no field 'queue' "):
         assert_enqueued("remind", queue="mail")
 
+def test_a_typed_payload_may_be_expected_as_it_was_added(pyworker_db, assert_enqueued, drain):
+    typed.add(pyworker_db, Mail("ann", datetime.date(2026, 1, 2)))
+    assert_enqueued(typed, payload=Mail("ann", datetime.date(2026, 1, 2)))
+    assert_enqueued(typed, payload={"to": "ann"})
+    with pytest.raises(AssertionError, match="no job of 'typed' waits"):
+        assert_enqueued(typed, payload=Mail("bob", datetime.date(2026, 1, 2)))
+    (ran,) = drain(typed)
+    assert ran.result == "2026"
+
 def test_a_task_that_adds_itself_is_noticed(pyworker_queue, monkeypatch):
     monkeypatch.setattr("pyworker.testing.ENOUGH", 20)
     with pyworker_queue._database() as db:
@@ -148,7 +166,7 @@ def test_the_clock_moves_for_every_connection(pyworker_dsn, clock):
 def test_the_fixtures_keep_their_promises(project: Any) -> None:
     code, output = project({"test_cases.py": CASES})
     assert code == 0, output
-    assert "8 passed" in output
+    assert "9 passed" in output
 
 
 INTERRUPTED = """

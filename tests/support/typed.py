@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 
 class Color(enum.Enum):
     RED = 1
-    BLUE = "b"
+    BLUE = 2
 
 
 class Size(enum.StrEnum):

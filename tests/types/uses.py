@@ -139,6 +139,8 @@ def payloads(conn: psycopg.Connection) -> None:
     nightly.add(conn, {"a": 1})
     of_object.add(conn, Mail("x"))
     send.add(conn, {"nonsense": 1})  # wrong
+    send.delay(Mail("x"))  # wrong
+    send.apply_async(Mail("x"), countdown=5)  # wrong
     send.add(conn, "x")  # wrong
     send.add(conn)  # wrong
     send_async.add(conn, {"to": "x"})  # wrong

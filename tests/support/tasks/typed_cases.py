@@ -53,12 +53,14 @@ from typed_types import (
     ReadAs,
     Renamed,
     Secret,
+    Serialized,
     Shown,
     Size,
     Strict,
     Typed,
     Unequal,
     Up,
+    Validated,
     WithJson,
     WrittenAs,
 )  # fmt: skip
@@ -134,6 +136,8 @@ def changed(value: Any, **fields: Any) -> Any:
 
 
 SECRET = "sesame-opens"
+CIRCLE = Loose([])
+CIRCLE.a.append(CIRCLE)
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "secret": (SecretStr, SecretStr(SECRET), r"payload: a SecretStr would be read with another value"),
     "secret_bytes": (SecretBytes, SecretBytes(SECRET.encode()), r"payload: a SecretBytes would be"),
@@ -179,6 +183,14 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "dict_with_a_subclass": (Around, {"pet": Point3(), "pets": {}, "ids": []}, r"payload\.pet: a Point3 wo"),
     "text_or_time": (dt.datetime | str, "2026-01-02T03:04:05Z", r"payload: a str would be read as"),
     "nothing": (Strict, None, r"payload\.id: none is given, and a worker could not read {}: Field required"),
+    "half_a_pair": (Serialized | Dog, Dog(name="\ud800"), r"payload\.name: a worker could not read it"),
+    "circle": (Loose, CIRCLE, r"payload: it is nested too deeply"),
+    "validator": (Validated, Validated.model_construct(n=7), r"payload: a worker .* read it: KeyError$"),
+    "serializer": (
+        Serialized,
+        Serialized(text=SECRET),
+        r"payload: a Serialized cannot be stored as JSON: Error calling function `_text`$",
+    ),
     "no_struct": (Bare, None, r"payload: none is given, .*: Object missing required field `n`"),
 }  # fmt: skip
 

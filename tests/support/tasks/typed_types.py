@@ -265,3 +265,20 @@ class Lenient(BaseModel):
 
 class More(Lenient):
     name: str = ""
+
+
+class Validated(BaseModel):
+    n: int
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def _n(cls, n: int) -> int:
+        return {0: n}[n]  # raises a KeyError that quotes it
+
+
+class Serialized(BaseModel):
+    text: str
+
+    @pydantic.field_serializer("text")
+    def _text(self, text: str) -> str:
+        raise ValueError(f"cannot write {text}")
