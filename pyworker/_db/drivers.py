@@ -2,20 +2,22 @@
 
 It takes psycopg connections and cursors, asyncpg connections, psycopg2's, SQLAlchemy connections
 and sessions over any of them, and Django's `connection`. It tells them apart by their methods, so
-that it imports only psycopg. On an asynchronous connection the answer is a coroutine.
+that it imports only psycopg. On an asynchronous connection the answer is a coroutine. `query` runs one
+statement in the library's own way, `on_driver` lends the driver's connection below.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from ..errors import translated
+from ..errors import InvalidArgument, translated
 from .queue import Statement, naming_times, numbered
 from .rights import naming_role
 
@@ -66,6 +68,22 @@ SyncConnection: TypeAlias = (
 )
 
 
+def _is_asyncpg(conn: Any) -> bool:
+    return hasattr(conn, "is_in_transaction") and hasattr(conn, "fetchrow")
+
+
+def _is_sqlalchemy(conn: Any) -> bool:
+    return hasattr(conn, "exec_driver_sql")
+
+
+def _is_session(conn: Any) -> bool:
+    return hasattr(conn, "get_bind") and hasattr(conn, "connection")  # of SQLAlchemy, of any kind
+
+
+def _is_cursor(conn: Any) -> bool:
+    return hasattr(conn, "execute") and hasattr(conn, "fetchone")  # psycopg2's or Django's
+
+
 class _Call(NamedTuple):
     verb: str
     schema: str
@@ -91,34 +109,164 @@ def _query(call: _Call, conn: Any, answer: Callable[[Rows], T]) -> T | Coroutine
     if isinstance(conn, psycopg.Connection):
         with _explained(call), psycopg.Cursor[Any](cast("Any", conn), row_factory=tuple_row) as cursor:
             return answer(_of_cursor(cursor, *call.statement))
-    if hasattr(conn, "is_in_transaction") and hasattr(conn, "fetchrow"):
+    if _is_asyncpg(conn):
         return as_call(verb, _on_asyncpg(call, conn, answer))
-    if hasattr(conn, "exec_driver_sql"):  # a SQLAlchemy connection
+    if _is_sqlalchemy(conn):
         text, parameters = _for_sqlalchemy(call, conn)
         if hasattr(conn, "sync_connection"):
             return as_call(verb, _on_sqlalchemy_async(call, conn, answer))
         with _explained(call):
             return answer(conn.exec_driver_sql(text, parameters).all())
-    if hasattr(conn, "get_bind") and hasattr(conn, "connection"):  # a SQLAlchemy session of any kind
+    if _is_session(conn):
         if inspect.iscoroutinefunction(conn.connection):
             return as_call(verb, _on_async_session(call, conn, answer))
         return _query(call, conn.connection(), answer)
-    if hasattr(conn, "execute") and hasattr(conn, "fetchone"):  # a cursor: psycopg2's or Django's
+    if _is_cursor(conn):
         with _explained(call):
             return answer(_of_cursor(conn, *call.statement))
-    if hasattr(conn, "cursor"):  # a connection of psycopg2 or Django
-        with _explained(call), conn.cursor() as cursor:
+    if hasattr(conn, "cursor") and getattr(conn, "vendor", "postgresql") == "postgresql":
+        with _explained(call), conn.cursor() as cursor:  # of psycopg2 or Django
             return answer(_of_cursor(cursor, *call.statement))
-    lends = hasattr(conn, "acquire") or (hasattr(conn, "getconn") and hasattr(conn, "connection"))
-    advice = ": take a connection from the pool, and call it in its transaction" if lends else ""
-    raise not_a_connection(verb, conn, advice)
+    raise not_a_connection(verb, conn)
 
 
-def not_a_connection(verb: str, conn: object, advice: str = "") -> TypeError:
-    return TypeError(
+def on_driver(
+    verb: str, conn: Any, call: Callable[[Any], T], call_async: Callable[[Any], Coroutine[Any, Any, T]]
+) -> T | Coroutine[Any, Any, T]:
+    """Call one of the two with the driver's connection: psycopg's, asyncpg's or psycopg2's."""
+    if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
+        conn = cast("Any", conn).connection
+    if isinstance(conn, psycopg.AsyncConnection) or _is_asyncpg(conn):
+        return as_call(verb, call_async(conn))
+    if isinstance(conn, psycopg.Connection):
+        return call(conn)
+    if _is_sqlalchemy(conn):
+        _for_sqlalchemy(_Call(verb, "", ("", {})), conn)
+        if hasattr(conn, "sync_connection"):
+            return as_call(verb, _below_sqlalchemy_async(conn, call_async))
+        return call(conn.connection.driver_connection)
+    if _is_session(conn):
+        return _below_session(verb, conn, call, call_async)
+    if hasattr(getattr(conn, "db", None), "ensure_connection"):  # a cursor of Django
+        conn = conn.db
+    if hasattr(conn, "ensure_connection") and conn.vendor == "postgresql":
+        conn.ensure_connection()
+        return on_driver(verb, conn.connection, call, call_async)
+    if _is_cursor(conn) and hasattr(conn, "connection"):
+        conn = conn.connection
+    if hasattr(conn, "cursor") and hasattr(conn, "get_transaction_status"):
+        return call(conn)
+    raise not_a_connection(verb, conn)
+
+
+def _below_session(
+    verb: str, session: Any, call: Callable[[Any], T], call_async: Callable[[Any], Coroutine[Any, Any, T]]
+) -> T | Coroutine[Any, Any, T]:
+    """A session without a transaction has no connection: give back the one that it gets."""
+    session = session.registry() if hasattr(session, "registry") else session  # a scoped one
+    was_begun = session.in_transaction()
+    connection = session.connection()
+    if inspect.isawaitable(connection):
+
+        async def below() -> T:
+            conn = await connection
+            try:
+                _for_sqlalchemy(_Call(verb, "", ("", {})), conn)
+                return await _below_sqlalchemy_async(conn, call_async)
+            finally:
+                if not was_begun:
+                    try:
+                        await session.commit()  # a rollback would expire the session's objects
+                    except Exception:  # the connection is lost
+                        await session.rollback()
+
+        return as_call(verb, below())
+    try:
+        return on_driver(verb, connection, call, call_async)
+    finally:
+        if not was_begun:
+            try:
+                session.commit()
+            except Exception:
+                session.rollback()
+
+
+async def _below_sqlalchemy_async(conn: Any, call_async: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    return await call_async((await conn.get_raw_connection()).driver_connection)
+
+
+class NotAConnection(InvalidArgument, TypeError):
+    """What was given as conn is no connection of a library that we know."""
+
+
+def not_a_connection(verb: str, conn: object) -> NotAConnection:
+    return NotAConnection(
         f"{verb}: conn must be a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy"
-        f" or Django, got {type(conn).__name__}{advice}"
+        f" or Django, got {type(conn).__name__}{_advice(conn)}"
     )
+
+
+def _advice(conn: object) -> str:
+    """What to pass in place of something near it."""
+    if isinstance(conn, str):
+        return f" {conn!r}: the connection comes first"
+    if hasattr(conn, "acquire") or hasattr(conn, "getconn"):
+        return ": take a connection from the pool, and call it in its transaction"
+    if hasattr(conn, "sync_engine"):
+        return ": pass a connection, as of `async with engine.begin() as conn`, or a session"
+    if hasattr(conn, "dialect") and hasattr(conn, "connect"):
+        return ": pass a connection, as of `with engine.begin() as conn`, or a session"
+    if hasattr(conn, "class_") and hasattr(conn, "kw"):
+        return ": pass a session that it has made"
+    if _is_session(getattr(conn, "session", None)):
+        return ": pass its session"
+    if hasattr(conn, "vendor"):
+        return f" to {getattr(conn, 'vendor', '')}: its database must be PostgreSQL"
+    if hasattr(conn, "create_connection") and hasattr(conn, "databases"):
+        return ": pass django.db.connection, or one of `connections` by its alias"
+    return ""
+
+
+def status_of(conn: Any) -> TransactionStatus:
+    """The state of a driver's connection; UNKNOWN if it is closed."""
+    if _is_asyncpg(conn):
+        if conn.is_closed():
+            return TransactionStatus.UNKNOWN
+        return TransactionStatus.INTRANS if conn.is_in_transaction() else TransactionStatus.IDLE
+    return TransactionStatus.UNKNOWN if conn.closed else TransactionStatus(conn.info.transaction_status)
+
+
+def run(conn: Any, statement: Statement) -> Rows:
+    """Run a statement on a driver's connection, outside a transaction in one of its own."""
+    text, parameters = statement
+    idle = status_of(conn) == TransactionStatus.IDLE
+    if isinstance(conn, psycopg.Connection):
+        conn = cast("psycopg.Connection[Any]", conn)
+        with conn.transaction() if idle else nullcontext(), translated():
+            with psycopg.Cursor[Any](conn, row_factory=tuple_row) as cursor:
+                cursor.execute(cast("Any", text), parameters or None)
+                return cursor.fetchall() if cursor.description else []
+    try:
+        with translated(), conn.cursor() as cursor:
+            return _of_cursor(cursor, text, parameters)
+    finally:
+        if idle and not (conn.autocommit or conn.closed):
+            conn.rollback()  # psycopg2 only looks
+
+
+async def run_async(conn: Any, statement: Statement) -> Rows:
+    if not isinstance(conn, psycopg.AsyncConnection):
+        text, values = numbered(*statement)
+        with translated():
+            return [tuple(record.values()) for record in await conn.fetch(text, *values)]
+    text, parameters = statement
+    conn = cast("psycopg.AsyncConnection[Any]", conn)
+    idle = status_of(conn) == TransactionStatus.IDLE
+    async with conn.transaction() if idle else nullcontext():
+        with translated():
+            async with psycopg.AsyncCursor[Any](conn, row_factory=tuple_row) as cursor:
+                await cursor.execute(cast("Any", text), parameters or None)
+                return await cursor.fetchall() if cursor.description else []
 
 
 def _of_cursor(cursor: Any, text: str, parameters: Mapping[str, Any]) -> Rows:

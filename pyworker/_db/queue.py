@@ -201,14 +201,17 @@ def send_signal_call(schema: str, job_id: int, name: str, payload: Any) -> State
     )
 
 
-def await_job_call(schema: str, job_id: int) -> Statement:
+def await_job_call(schema: str, job_id: int, listens: bool) -> Statement:
     parameters = {"job_id": checked("wait_for_job", "job_id", job_id)}
-    return rows_of(schema, "await_job(%(job_id)s::bigint)"), parameters
+    return rows_of(schema, f"await_job(%(job_id)s::bigint{'' if listens else ', 0'})"), parameters
 
 
-def listen_to_ends(schema: str) -> tuple[str, str]:
+ISOLATION: Statement = "select current_setting('transaction_isolation')", {}
+
+
+def listen_to_ends(schema: str) -> tuple[Statement, Statement]:
     channel = as_identifier(f"{schema}_ended")
-    return f"listen {channel}", f"unlisten {channel}"
+    return (f"listen {channel}", {}), (f"unlisten {channel}", {})
 
 
 def verb_call(schema: str, verb: str, **arguments: Any) -> Statement:

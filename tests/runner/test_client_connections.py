@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -70,6 +72,11 @@ def test_on_an_asynchronous_connection_the_call_is_awaited(db: Any, dsn: str, ki
     assert db.execute("select id from pyworker.jobs").fetchall() == [(job_id,)]
 
 
+def parameters(name: str) -> Any:
+    value = getattr(pyworker, name)
+    return inspect.signature(value).parameters if inspect.isfunction(value) else {}
+
+
 EVERYTHING: dict[str, Any] = {
     "queue_name": "q", "run_at": LATER, "max_attempts": 3, "priority": -3, "flags": ["a", "b,c"],
     "job_key_mode": "replace",
@@ -112,7 +119,62 @@ def life_of_jobs() -> Iterator[Any]:
     assert (yield pyworker.get_job, (second.id,), {}) is None
     assert (yield pyworker.remove_job, ("k",), {}).id == third.id
     assert (yield pyworker.remove_job, ("k",), {}) is None
+    jobs, callback = yield pyworker.add_batch, ([{"identifier": "u"}], "u"), {}
+    assert ([j.state for j in jobs], callback.state) == (["available"], "pending")
+    (more,) = yield pyworker.extend_batch, (callback.id, [{"identifier": "u"}]), {}
+    assert more.id > callback.id
+    assert (yield pyworker.send_signal, (callback.id, "go", {"a": 1}), {}) is None
+    first, second = yield in_flow, (), {}
+    assert (first.state, second.state) == ("available", "pending")
+    assert (yield pyworker.cancel_job, (more.id,), {}).state == "cancelled"
+    ended = yield pyworker.wait_for_job, (more.id,), {}
+    assert (ended.id, ended.state, ended.payload) == (more.id, "cancelled", None)
+    assert (yield add_by_task, ({"a": 1},), {"priority": 2}).priority == 2
     assert isinstance((yield pyworker.retry_job, (2**60,), {}), pyworker.NotFound)
+
+
+@pyworker.task(name="added by its task")
+def by_task(payload: Any) -> None: ...
+
+
+def add_by_task(conn: Any, payload: Any, **options: Any) -> Any:
+    return by_task.add(conn, payload, **options)
+
+
+def in_flow(conn: Any) -> Any:
+    """The jobs of a flow on either kind of connection."""
+    flow: Any = pyworker.flow(conn)
+
+    def fill() -> list[Any]:
+        one = flow.add("u")
+        return [one, flow.add("u", after=one)]
+
+    async def asynchronously() -> list[Any]:
+        async with flow:
+            added = fill()
+        return [one.job for one in added]
+
+    if conn_is_async(conn):
+        return asynchronously()
+    with flow:
+        added = fill()
+    return [one.job for one in added]
+
+
+def conn_is_async(conn: Any) -> bool:
+    kinds = [kind.__module__ for kind in type(conn).__mro__]
+    return "async" in type(conn).__name__.lower() or any(
+        "asyncio" in kind or "asyncpg" in kind for kind in kinds
+    )
+
+
+CALLS = {name for name in pyworker.__all__ if next(iter(parameters(name)), "") == "conn"}
+
+
+def test_each_public_call_that_takes_a_connection_is_tried_on_all_of_them() -> None:
+    script = inspect.getsource(life_of_jobs) + inspect.getsource(in_flow)
+    assert {name for name in CALLS if f"pyworker.{name}" not in script} == set()
+    assert len(CALLS) >= 12
 
 
 @pytest.mark.parametrize("kind", SYNC)
@@ -168,23 +230,54 @@ def test_an_error_of_asyncpg_has_all_that_the_database_said(db: Any, dsn: str, k
     asyncio.run(run())
 
 
-def test_a_pool_is_not_taken_for_a_connection(db: Any, dsn: str) -> None:
-    asyncpg, psycopg_pool = pytest.importorskip("asyncpg"), pytest.importorskip("psycopg_pool")
-    words = (
-        r"conn must be a connection, .*, got \w*Pool: take a connection from the pool, "
-        r"and call it in its transaction"
+def near_connections(dsn: str) -> Iterator[tuple[Any, str]]:
+    """What people pass in place of a connection, and the advice."""
+    import asyncpg
+    import psycopg2.pool
+    import psycopg_pool
+    import sqlalchemy
+    import sqlalchemy.ext.asyncio as async_alchemy
+    import sqlalchemy.orm
+    from django.db.utils import ConnectionHandler
+
+    pool = ": take a connection from the pool, and call it in its transaction"
+    engine = sqlalchemy.create_engine("postgresql+psycopg://")
+    async_engine = async_alchemy.create_async_engine("postgresql+asyncpg://")
+    sqlite = ConnectionHandler({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+    yield psycopg_pool.ConnectionPool(dsn, min_size=1, open=False), pool
+    yield psycopg_pool.AsyncConnectionPool(dsn, min_size=1, open=False), pool
+    yield psycopg2.pool.ThreadedConnectionPool(0, 1, dsn), pool
+    yield asyncpg.create_pool(dsn), pool
+    yield engine, ": pass a connection, as of `with engine.begin() as conn`, or a session"
+    yield async_engine, ": pass a connection, as of `async with engine.begin() as conn`, or a session"
+    yield sqlalchemy.orm.sessionmaker(engine), ": pass a session that it has made"
+    yield async_alchemy.async_sessionmaker(async_engine), ": pass a session that it has made"
+    yield (
+        SimpleNamespace(session=sqlalchemy.orm.scoped_session(sqlalchemy.orm.sessionmaker(engine))),
+        (": pass its session"),
     )
+    yield sqlite, ": pass django.db.connection, or one of `connections` by its alias"
+    yield sqlite["default"], " to sqlite: its database must be PostgreSQL"
+    yield dsn, f" {dsn!r}: the connection comes first"
+    yield None, "got NoneType"
+
+
+def test_what_is_no_connection_is_refused_with_the_advice_what_to_pass(dsn: str) -> None:
+    calls = [
+        lambda conn: pyworker.add_job(conn, "t"),
+        lambda conn: pyworker.get_job(conn, 1),
+        lambda conn: pyworker.wait_for_job(conn, 1),
+    ]
 
     async def run() -> None:
-        with pytest.raises(TypeError, match=words):
-            await pyworker.add_job(asyncpg.create_pool(dsn), "t")  # type: ignore[misc]
+        for near, words in near_connections(dsn):
+            for call in calls:
+                with pytest.raises(pyworker.InvalidArgument, match="conn must be a connection") as caught:
+                    call(near)
+                assert isinstance(caught.value, TypeError)
+                assert str(caught.value).endswith(words)
 
     asyncio.run(run())
-    with (
-        psycopg_pool.ConnectionPool(dsn, min_size=1, open=False) as pool,
-        pytest.raises(TypeError, match=words),
-    ):
-        pyworker.add_job(pool, "t")
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "Django connection", "SQLAlchemy session over psycopg2"])

@@ -86,8 +86,10 @@ def sqlalchemy_kind(driver: str, session: str = "") -> Any:
                 conn: Any = orm.scoped_session(orm.sessionmaker(engine))
             else:
                 conn = orm.Session(engine) if session else engine.connect()
-            yield conn, conn.commit, conn.rollback
-            conn.close()
+            try:
+                yield conn, conn.commit, conn.rollback
+            finally:
+                conn.close()
         finally:
             engine.dispose()
 
@@ -173,8 +175,10 @@ def async_sqlalchemy(session: str = "", driver: str = "psycopg_async") -> Any:
                 conn: Any = asyncio_.async_scoped_session(maker, scopefunc=asyncio.current_task)
             else:
                 conn = asyncio_.AsyncSession(engine) if session else await engine.connect()
-            yield conn, conn.commit, conn.rollback
-            await conn.close()
+            try:
+                yield conn, conn.commit, conn.rollback
+            finally:
+                await conn.close()
         finally:
             await engine.dispose()
 
