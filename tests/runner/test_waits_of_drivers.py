@@ -19,13 +19,15 @@ pytestmark = pytest.mark.slow
 
 
 def ended_later(queue: Any, job: int) -> threading.Thread:
-    """Ends the job once a caller looks at it."""
+    """Ends the job once a caller has looked at it."""
+    looked = (
+        "select exists (select from pg_stat_activity where query ~* 'await_job|^rollback$|^commit$'"
+        " and pid <> pg_backend_pid() and state_change > %s)"
+    )
+    begun = queue.value("select clock_timestamp()")
 
     def run() -> None:
-        queue.until(
-            "select exists (select from pg_stat_activity where query ~* 'await_job|^rollback$' and"
-            " pid <> pg_backend_pid())"
-        )
+        queue.until(looked, begun)
         queue.rows("select pyworker.cancel_job(%s)", job)
 
     thread = threading.Thread(target=run)

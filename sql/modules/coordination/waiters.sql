@@ -23,11 +23,12 @@ begin
     elsif v_job.state in ('completed', 'cancelled', 'discarded') then
         null;
     -- A row that we see and that is not committed is our own. Transaction ids count modulo 2^32.
-    elsif exists (select from live_jobs j, lateral (select (j.xmin::text::bigint - v_own) & 4294967295) x(later)
+    elsif exists (select from live_jobs j,
+                      lateral (select (j.xmin::text::bigint - v_own) & 4294967295) x(later)
                   where j.id = await_job.job_id and x.later < 2147483648
                     and pg_xact_status((v_own + x.later)::text::xid8) = 'in progress') then
-        raise exception 'await_job: job % was added or changed in this transaction: commit before you wait for it',
-            job_id using errcode = 'PW005';
+        raise exception 'await_job: job % was added or changed in this transaction: commit before you wait '
+            'for it', job_id using errcode = 'PW005';
     elsif seconds > 0 then
         v_until := v_now + make_interval(secs => seconds);
         delete from waiters w where w.ctid = any (array(
