@@ -219,7 +219,8 @@ class Dashboard(Actions):
                 )
             log = db.job_log(job_id)
             try:
-                reasons = db.explain_job(job_id)
+                with db.conn.transaction():  # a savepoint: the job may be gone by now
+                    reasons = db.explain_job(job_id)
             except NotFound:
                 reasons = []
         return self.page(
