@@ -30,7 +30,6 @@ _NAMED_ELSEWHERE = {
     "a second parameter, job: Job": {"bind", "pass_context", "context"},
 }
 _FARTHEST = timedelta(days=2_922_000)  # 8,000 years
-_LONGEST = timedelta(days=360_000)  # 1000 years, as PostgreSQL compares them
 
 
 def checked(function: str, name: str, value: Any) -> Any:
@@ -63,10 +62,10 @@ def seconds_of(function: str, timeout: timedelta | float) -> float:
 
 
 def wait_of(function: str, timeout: timedelta | float | None) -> float | None:
-    """The same for a wait that the database keeps; None: without end."""
+    """The same for a wait that the database keeps and checks; None: without end."""
     seconds = None if timeout is None else seconds_of(function, timeout)
-    if seconds is not None and not 0 <= seconds <= _LONGEST.total_seconds():
-        raise InvalidArgument(f"{function}: timeout must be from 0 seconds to 1000 years, got {timeout!r}")
+    if seconds is not None and abs(seconds) > _FARTHEST.total_seconds():  # no interval holds it
+        raise InvalidArgument(f"{function}: timeout must be from 0 to 1000 years, got {timeout!r}")
     return seconds
 
 

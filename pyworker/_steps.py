@@ -108,7 +108,8 @@ class _Steps:
 
         Waits may have one name: each is a wait of its own. The result is its number."""
         # Refused before the step is done, not when it is saved.
-        if not 1 <= len(checked(caller, "name", name)) <= 512:
+        text = isinstance(name, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not text or not 1 <= len(checked(caller, "name", name)) <= 512:
             raise InvalidArgument(
                 f"{caller}: name must be a string of 1 to 512 characters, got {name!r:.530}"
             )

@@ -23,6 +23,7 @@ def one_handler(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> I
     """A worker with one handler at once: jobs get the same connection one after the other."""
     directory = tmp_path_factory.mktemp("dirty")
     with one_worker(pg_template, "dirty", directory, "--concurrency", "1", modules="dirty") as queue:
+        queue.workers[0].until_ready()  # it has defined its tasks
         with_role(queue.conn)
         yield queue
         queue.rows("delete from public.seen")
@@ -96,6 +97,13 @@ def test_deferred_triggers_run_as_the_role_that_the_handler_has_set(one_handler:
     queue.until("select (pyworker.get_job(%s)).state in ('completed', 'discarded')", job)
     assert queue.job(job).state == "completed", queue.job(job).last_error
     assert queue.value("select by from public.deferring where id = %s", job) == "dirty"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_add_as_a_role_that_must_not_add_says_what_to_do(one_handler: Any, kind: str) -> None:
+    job = one_handler.add(f"adds_as_tenant{kind}")
+    one_handler.until_state("discarded", job)
+    assert "add_job needs the role pyworker_producer" in one_handler.job(job).last_error
 
 
 OF_HANDLERS = """

@@ -16,6 +16,7 @@ from tests.support.workers import one_worker
 def one_handler(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("failing")
     with one_worker(pg_template, "failing", directory, modules="failing") as queue:
+        queue.workers[0].until_ready()  # it has defined its tasks
         yield queue
 
 

@@ -19,6 +19,7 @@ NOBODYS = "from pyworker.history where task_identifier = 'nobody'"
 def one_handler(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("beside")
     with one_worker(pg_template, "beside", directory, "--concurrency", "1", modules="beside") as queue:
+        queue.workers[0].until_ready()  # it has defined its tasks
         yield queue
 
 

@@ -269,3 +269,17 @@ async def defers_async(payload, job: AsyncJob):
     async with job.transaction() as conn:
         await conn.execute("set local role dirty")
         await conn.execute("insert into public.deferring values (%s)", [job.id])
+
+
+@task(max_attempts=1)
+def adds_as_tenant(payload, job: Job):
+    with job.transaction() as conn:
+        conn.execute("set local role dirty")
+        job.add_job("nobody")
+
+
+@task(max_attempts=1)
+async def adds_as_tenant_async(payload, job: AsyncJob):
+    async with job.transaction() as conn:
+        await conn.execute("set local role dirty")
+        await job.add_job("nobody")

@@ -188,7 +188,6 @@ def texts(payload, job: Job):
         lambda: job.progress(float("nan")),
         lambda: job.progress(2),
         lambda: job.wait_for("s", timeout=float("inf")),
-        lambda: job.wait_for("s", timeout=-1),
         lambda: job.add_job("nobody", meta={"a": NUL}),
         lambda: job.add_job("nobody", job_key=HALF),
     ]
