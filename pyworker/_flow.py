@@ -101,6 +101,12 @@ class _Flow:
             raise InvalidArgument(f"flow.add: after must be jobs or ids of jobs, got {parent!r}")
         return {"id": parent, "on": on}
 
+    def _refuse(self, wanted: str, other: str, why: str) -> None:
+        """Refuse a connection of the other kind before anything is added."""
+        kind: type[object] = type(cast("object", self._conn))
+        if hasattr(kind, other) and not hasattr(kind, wanted):
+            raise TypeError(f"flow: this {kind.__name__} is {why}")
+
     def _take(self, jobs: list[JobRow]) -> None:
         for made, job in zip(self._jobs, jobs, strict=True):
             made._job = job  # pyright: ignore[reportPrivateUsage]
@@ -116,6 +122,7 @@ class Flow(_Flow):
     """What `with flow(conn) as …` gives."""
 
     def __enter__(self) -> Flow:
+        self._refuse("__enter__", "__aenter__", "asynchronous: write `async with flow(conn)`, not `with`")
         return self
 
     def __exit__(
@@ -130,6 +137,7 @@ class AsyncFlow(_Flow):
     """What `async with flow(conn) as …` gives."""
 
     async def __aenter__(self) -> AsyncFlow:
+        self._refuse("__aenter__", "__enter__", "synchronous: write `with flow(conn)`, not `async with`")
         return self
 
     async def __aexit__(

@@ -174,7 +174,10 @@ class Handler:
     @functools.cached_property
     def _parameters(self) -> list[inspect.Parameter]:
         try:
-            return list(inspect.signature(self._function).parameters.values())
+            own = inspect.signature(self._function, follow_wrapped=False).parameters.values()
+            if any(parameter.kind in VARIADIC for parameter in own):  # a decorator that passes all on
+                own = inspect.signature(self._function).parameters.values()
+            return list(own)
         except (TypeError, ValueError) as error:
             raise TaskError(f"{self._task!r}: its parameters cannot be found out: {error}") from error
 

@@ -55,7 +55,9 @@ def traceback_of(error: BaseException) -> str:
     while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) in _OURS:
         frames = frames.tb_next
     try:
-        return "".join(traceback.format_exception(type(error), error, frames))
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        # Lists show the last line, and the drawing of a group ends with dashes.
+        return f"{text}{summary_of(error)}\n" if issubclass(type(error), BaseExceptionGroup) else text
     except BaseException as problem:
         where = "".join(traceback.format_tb(frames))
         told = f"{name_of(error)}: its text cannot be shown ({name_of(problem)})"

@@ -228,3 +228,17 @@ def test_a_job_without_dependencies_has_no_inputs(queue: Any) -> None:
     job = queue.add("count_inputs")
     queue.until_state("completed", job)
     assert queue.job(job).result == 0
+
+
+def test_a_flow_refuses_a_connection_of_the_other_kind_before_it_adds_anything(db: Any, dsn: str) -> None:
+    async def wrong_ways() -> None:
+        with pytest.raises(TypeError, match="this Connection is synchronous: write `with flow"):
+            async with pyworker.flow(db) as flow:  # type: ignore[attr-defined]
+                flow.add("fetch")
+        async with ASYNC["psycopg"](dsn) as (conn, _, _):
+            with pytest.raises(TypeError, match="this AsyncConnection is asynchronous: write `async with"):
+                with pyworker.flow(conn) as other:
+                    other.add("fetch")
+
+    asyncio.run(wrong_ways())
+    assert db.execute("select count(*) from pyworker.jobs").fetchone()[0] == 0

@@ -104,6 +104,46 @@ def test_a_package_is_loaded_with_all_its_modules(queue: Any, tmp_path: Any) -> 
     assert queue.states(*jobs) == ["completed"] * 3
 
 
+def test_a_decorator_that_fills_a_parameter_of_its_own_hides_it(queue: Any, tmp_path: Any) -> None:
+    """With functools.wraps: what the decorator takes counts, unless it passes all on."""
+    (tmp_path / "mine.py").write_text(
+        "import functools\nfrom dataclasses import dataclass\nfrom pyworker import Job, task\n"
+        "@dataclass\nclass Order:\n    id: int\n"
+        "def with_session(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def wrapper(payload):\n"
+        "        return function(payload, 'session')\n"
+        "    return wrapper\n"
+        "def passes(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def wrapper(*args, **kwargs):\n"
+        "        return function(*args, **kwargs)\n"
+        "    return wrapper\n"
+        "@task(result=True)\n@with_session\n"
+        "def filled(payload: Order, session):\n    return [payload.id, session]\n"
+        "@task(result=True)\n@passes\n"
+        "def passed(payload: Order, my: Job):\n    return [payload.id, my.id]\n"
+    )
+    filled, passed = queue.add("filled", {"id": 7}), queue.add("passed", {"id": 8})
+    queue.run_once(modules="mine")
+    assert queue.job(filled).result == [7, "session"]
+    assert queue.job(passed).result == [8, passed]
+
+
+def test_the_last_line_of_an_error_names_the_group_that_was_raised(
+    queue: Any, tmp_path: Any, cli: Any
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from pyworker import task\n@task\ndef fails(payload):\n"
+        "    raise ExceptionGroup('several', [ValueError('bad'), KeyError('x')])\n"
+    )
+    job_id = queue.add("fails")
+    queue.run_once(modules="mine")
+    assert queue.job(job_id).last_error.splitlines()[-1] == "ExceptionGroup: several (2 sub-exceptions)"
+    shown = cli("jobs", DATABASE_URL=queue.dsn).stdout
+    assert "ExceptionGroup: several (2 sub-exceptions)" in shown
+
+
 # -- logs ------------------------------------------------------------------------------------------
 
 
