@@ -74,12 +74,13 @@ def add_job(
     conn: a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy or Django. With
     an asynchronous one, await the result. identifier: a task's name, or the task itself; then the
     task's options apply where the call gives none. payload: any JSON value, or a dataclass,
-    pydantic model or msgspec struct. options: add_job's SQL arguments (queue_name, run_at,
-    max_attempts, job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta,
-    delivery, depends_on, expires_at, max_wait); run_at and expires_at are datetimes with a time zone, or
-    timedeltas from now; max_wait is a timedelta, or seconds. delay: a timedelta or seconds, in place of
-    run_at. schema: where pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns the
-    job. Raises InvalidArgument and other PyworkerErrors.
+    pydantic model or msgspec struct, which a worker must read as it was given. options: add_job's
+    SQL arguments (queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
+    unique_policy, sequence_policy, meta, delivery, depends_on, expires_at, max_wait).
+    run_at and expires_at are datetimes with a time zone, or timedeltas from now; max_wait is
+    a timedelta, or seconds. delay: a timedelta or seconds, in place of run_at. schema: where
+    pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns the job.
+    Raises InvalidArgument and other PyworkerErrors.
     """
     if isinstance(conn, str):  # a call that begins with the task, as elsewhere
         raise not_a_connection("add_job", conn)
