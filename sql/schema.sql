@@ -565,6 +565,8 @@ create table queues (
 
 CREATE INDEX queues_family ON queues USING btree (length(queue_name))
     WHERE ("right"(queue_name, 1) = '*'::text);
+CREATE INDEX queues_paused_family ON queues USING btree (queue_name)
+    WHERE (paused AND ("right"(queue_name, 1) = '*'::text));
 
 create table schedule_entries (
     name text collate "C" not null,

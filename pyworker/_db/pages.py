@@ -97,6 +97,14 @@ class Pages(Base):
         columns = "id, task_identifier, state, queue_name, key, attempts, max_attempts, run_at, last_error"
         return self._dicts(columns, "jobs where reason = 'lost' order by id desc limit %s", limit)
 
+    def tasks_of(self, job_ids: Sequence[int]) -> dict[int, str]:
+        """The tasks of these jobs, live or in history."""
+        columns = "id, task_identifier"
+        rows: list[dict[str, Any]] = []
+        for view in ("jobs", "history"):
+            rows += self._dicts(columns, f"{view} where id = any (%s::bigint[])", list(job_ids))
+        return {row["id"]: row["task_identifier"] for row in rows}
+
     def lost_among(self, job_ids: Sequence[int]) -> list[int]:
         """Those of these jobs that were lost."""
         source = "jobs where id = any (%s::bigint[]) and reason = 'lost' order by id"

@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 
 from .._db.database import Database
 from . import _guard
-from ._actions import Asked, asked, filters_of, with_notice
+from ._actions import JOB_ACTIONS, Asked, asked, filters_of, with_notice
 from ._request import Problem, root_of
 
 ONE_REQUEST = 5.0  # seconds after which a request says how far it has come
@@ -46,6 +46,8 @@ class Actions:
                 newest_id = max((job["id"] for job in db.job_page(max_jobs=1)[0]), default=0)
                 wanted = replace(wanted, last_id=newest_id if newest else 0)
             lost = self._lost(db, wanted)
+            ids = [int(target) for target in wanted.targets if target.isdecimal()]
+            names = db.tasks_of(ids) if wanted.action in JOB_ACTIONS else {}
             statements = [
                 db.action_sql(wanted.action, target, wanted.options) for target in wanted.targets[:20]
             ]
@@ -53,6 +55,7 @@ class Actions:
             request, "confirm.html", now=datetime.now(UTC), wanted=wanted, counts=counts,
             matching=sum(count["jobs"] for count in counts.values()),
             exact=all(count["exact"] for count in counts.values()), lost=lost,
+            names=names,
             statements=[statement for statement in statements if statement],
         )  # fmt: skip
 

@@ -38,3 +38,6 @@ create index workers_dead on workers (dead_at);
 -- there is one of them for each queue that was set, and they wait as long as the oldest transaction.
 create index promotion_requests_open on promotion_requests (id) where after is null;
 create index promotion_requests_after on promotion_requests (after, id) where after is not null;
+
+-- Families that are paused: each queue looks for one.
+create index queues_paused_family on queues (queue_name) where paused and right(queue_name, 1) = '*';

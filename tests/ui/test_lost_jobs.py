@@ -54,3 +54,28 @@ def test_a_retry_of_one_lost_job_asks_whether_it_was_done(client, queue):
     fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page.text))
     browser.post("/act", data=fields)
     assert [queue.get_job(job).state for job in (1, 2)] == ["available", "discarded"]
+
+
+def test_a_confirmation_names_the_tasks_of_the_jobs(client, queue):
+    queue.add_job("send_mail")
+    queue.add_job("charge")
+    page = " ".join(
+        re.sub(r"<[^>]+>", " ", client().get("/confirm?action=cancel&target=1&target=2").text).split()
+    )
+    assert "1 send_mail, 2 charge" in page.replace(" ,", ",")
+
+
+def test_an_ended_job_says_how_it_ended_not_why_it_is_not_running(client, queue):
+    queue.add_job("t")
+    queue.cancel_job(1)
+    page = client().get("/jobs/1").text
+    assert "How it ended" in page
+    assert "Why it is not running" not in page
+
+
+def test_the_overview_names_a_sequence_by_its_values(client, queue, worker):
+    for _ in range(2):
+        queue.add_job("sync", '{"customer_id": 42}', sequence_policy='{"by_args": ["customer_id"]}')
+    queue.run(worker, "sync", "boom", discard=True)
+    page = client().get("/").text
+    assert "halted sequences: sync, customer_id 42 by job 1" in page

@@ -204,8 +204,9 @@ begin
         where _blocks_sequence(h.sequence_key, h.job_id) order by h.sequence_key, h.job_id)
     select 'info',
            'halted sequences: '
-               || _few(array_agg(format('%s by job %s (%s)', h.sequence_key, h.job_id, h.reason)
-                                 order by h.sequence_key)),
+               || _few(array_agg(
+                   format('%s by job %s (%s)', _sequence_words(h.sequence_key), h.job_id, h.reason)
+                   order by h.sequence_key)),
            _first_fixes(array_agg(_fix('select ~.resume_sequence(%L)', h.sequence_key)
                                   order by h.sequence_key))
     from halted h having count(*) > 0;
@@ -222,7 +223,12 @@ begin
         where q.paused and exists (
             select from live_jobs j where j.queue_name = q.queue_name and j.parked = 'queue' union all
             select from live_jobs j where j.queue_name = q.queue_name and j.ready_at is not null
-                and j.state = 'available')
+                and j.state = 'available' union all
+            select from (
+                select j.queue_name from live_jobs j
+                where right(q.queue_name, 1) = '*' and j.parked = 'queue'
+                  and j.queue_name >= left(q.queue_name, -1) order by j.queue_name limit 1) f
+            where starts_with(f.queue_name, left(q.queue_name, -1)))
         limit 1000)
     select 'info', 'jobs wait in paused queues: ' || _few(array_agg(p.queue_name order by p.queue_name)),
            _first_fixes(array_agg(_fix('select ~.resume_queue(%L)', p.queue_name) order by p.queue_name))

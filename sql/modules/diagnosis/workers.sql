@@ -1,5 +1,26 @@
 -- diagnosis/workers: what waits for a worker, while none is alive.
 
+-- The key of a sequence for people: the names and values in a key that is JSON.
+create or replace function _sequence_words(sequence_key text) returns text
+    language plpgsql stable set search_path from current
+as $$
+begin
+    if left(sequence_key, 1) <> '{' then
+        return sequence_key;
+    end if;
+    return (
+        select string_agg(
+                   case when jsonb_typeof(e.value) = 'object'
+                        then (select string_agg(a.key || ' ' || (a.value #>> '{}'), ', ' order by a.key)
+                              from jsonb_each(e.value) a)
+                        when e.key = 'kind' then e.value #>> '{}'
+                        else e.key || ' ' || (e.value #>> '{}') end, ', ' order by e.key desc)
+        from jsonb_each(sequence_key::jsonb) e);
+exception when invalid_text_representation then
+    return sequence_key;
+end;
+$$;
+
 -- The first waiting jobs of sequences that ask for a promotion and run none.
 create or replace function _next_of_sequences(max_rows integer) returns bigint[]
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off

@@ -141,8 +141,13 @@ begin
         where t.queue_name = job.queue_name and t.ready_at is not null and t.state = 'running'
         order by t.id + 0 limit coalesce(v_queue.concurrency, 0)); -- + 0: never by a walk along all ids
     if v_queue.paused then
-        return query values ('queue paused', format('queue %s is paused', job.queue_name),
-                             _as_statement(format('resume_queue(%L)', job.queue_name)) || ' lets it go on');
+        return query
+        select 'queue paused', format('queue %s is paused', p.queue_name),
+               _as_statement(format('resume_queue(%L)', p.queue_name)) || ' lets it go on'
+        from queues p
+        where p.paused and (p.queue_name = job.queue_name or right(p.queue_name, 1) = '*'
+                                and starts_with(job.queue_name, left(p.queue_name, -1)))
+        order by length(p.queue_name) desc, right(p.queue_name, 1) = '*';
         return;
     elsif waits then
         return;

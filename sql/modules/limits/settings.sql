@@ -98,7 +98,7 @@ as $$
 declare
     v_now constant timestamptz := clock();
 begin
-    perform _check_queue('pause_queue', pause_queue.queue_name, false);
+    perform _check_queue('pause_queue', pause_queue.queue_name, true);
     insert into queues as q (queue_name, paused, inherits, updated_at)
     values (pause_queue.queue_name, true, true, v_now)
     on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at,
@@ -107,7 +107,8 @@ begin
 end;
 $$;
 comment on function pause_queue(text) is
-    'Starts no more jobs of this queue until resume_queue. Running jobs continue, and you can '
+    'Starts no more jobs of this queue, or of the queues of a family (''customer:*''), until resume_queue '
+    'with the same name. Running jobs continue, and you can '
     'still add jobs. What a worker has claimed just before begins within a second, or is handed back. '
     'Errors: PW001 (also for ''default'': jobs without a queue cannot be paused).';
 
@@ -119,7 +120,7 @@ declare
     v_now constant timestamptz := clock();
     v_paused boolean;
 begin
-    perform _check_queue('resume_queue', resume_queue.queue_name, false);
+    perform _check_queue('resume_queue', resume_queue.queue_name, true);
     -- A row that only paused its queue is deleted: the queue has the limit of its family again, or
     -- is serial. Such a row that comes between these two statements is of a later pause.
     delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;
@@ -132,7 +133,8 @@ begin
 end;
 $$;
 comment on function resume_queue(text) is
-    'Lets the jobs of a paused queue start again, up to its limit at once. Errors: PW001.';
+    'Lets the jobs of a queue or family that pause_queue has paused start again, up to its limit at once. '
+    'A queue whose family is paused, too, stays paused. Errors: PW001.';
 
 -- Leaves two requests for all queues of this name or family. A promotion handles the first after
 -- this transaction has committed, and the second when all transactions have ended that may still

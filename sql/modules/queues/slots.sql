@@ -194,7 +194,8 @@ $$;
 
 -- The settings of these queues: from the queue's own row, else from the longest family
 -- ('customer:*') that it belongs to. Without either, a queue is serial. A row that only pauses its
--- queue (`inherits`) leaves the limits to the family. `slots`: 0 while paused, null without any limit.
+-- queue or family (`inherits`) leaves the limits to the next. A queue is paused by each of them. `slots`:
+-- 0 while paused, null without any limit.
 -- `paced`: it has a rate or takes turns, so each of its jobs asks for its slot in the claim.
 -- `slots_ahead`: those that may be given before.
 create or replace function _queues_of(queue_names text[])
@@ -211,7 +212,8 @@ begin atomic
           from (select n.name as queue_name,
                        case when q.inherits is false then q.concurrency when f.found then f.concurrency
                             else 1 end as concurrency,
-                       coalesce(q.paused, false) as paused, greatest(q.changed, f.changed) as changed,
+                       coalesce(q.paused, false) or p.changed is not null as paused,
+                       greatest(q.changed, f.changed, p.changed) as changed,
                        case when q.inherits is false then q.rate_limit else f.rate_limit end as rate_limit,
                        case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
                        case when q.inherits is false then q.fair else coalesce(f.fair, false) end as fair
@@ -221,9 +223,14 @@ begin atomic
                 left join lateral (
                     select true as found, o.concurrency, o.changed, o.rate_limit, o.rate_period, o.fair
                     from queues o
-                    where q.inherits is not false and right(o.queue_name, 1) = '*'
+                    where q.inherits is not false and right(o.queue_name, 1) = '*' and not o.inherits
                       and starts_with(n.name, left(o.queue_name, -1))
-                    order by length(o.queue_name) desc limit 1) f on true) u) s;
+                    order by length(o.queue_name) desc limit 1) f on true
+                left join lateral ( -- nearly always none: it has an index of its own
+                    select o.changed from queues o
+                    where o.paused and right(o.queue_name, 1) = '*'
+                      and starts_with(n.name, left(o.queue_name, -1))
+                    order by o.queue_name limit 1) p on true) u) s;
 end;
 
 -- Of these queues, and how many jobs are to be placed in each: whether they must wait (parked) for slots, as
