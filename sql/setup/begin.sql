@@ -54,3 +54,27 @@ begin
     end if;
 end;
 $$;
+
+-- Before a migration: the locks on all tables, at once or none. A session that works may hold one of them and
+-- wait for another, so this waits for no lock while it holds others.
+do $$
+declare
+    v_timeout constant text := current_setting('lock_timeout');
+    v_tables constant text := (
+        select string_agg(format('%I', c.relname), ', ' order by c.oid) from pg_class c
+        where c.relnamespace = current_schema()::regnamespace and c.relkind in ('r', 'p')
+          and not c.relispartition and c.relname <> 'migrations');
+begin
+    while v_tables is not null
+          and (select max(m.version) from migrations m) < current_setting('pyworker.newest')::integer loop
+        begin
+            perform set_config('lock_timeout', '200ms', true);
+            execute format('lock table %s in access exclusive mode', v_tables);
+            perform set_config('lock_timeout', v_timeout, true);
+            exit;
+        exception when lock_not_available then
+            perform pg_sleep(0.02);
+        end;
+    end loop;
+end;
+$$;

@@ -221,12 +221,6 @@ def test_a_limit_below_one_is_refused(api: Any, limit: int) -> None:
     assert api.rows("select from pyworker.queues") == []
 
 
-@pytest.mark.parametrize("verb", ["pause_queue", "resume_queue"])
-def test_a_family_cannot_be_paused(api: Any, verb: str) -> None:
-    with api.refusal("PW001", f"^{verb}: ", "family", r"'customer:\*'"):
-        getattr(api, verb)("customer:*")
-
-
 def test_the_longest_name_is_128_characters_long(api: Any, worker: int) -> None:
     name = "é" * 128
     api.set_queue(name, 2)
