@@ -3,6 +3,7 @@
     pytest_plugins = ["pyworker.testing"]        # in conftest.py; needs pip install 'pyworker-pg[testing]'
 
 pyworker_dsn     the connection string of this test's database, with pyworker in it
+pyworker_url     the same as a URL, for SQLAlchemy, asyncpg …
 pyworker_db      an autocommit connection to it
 clock            clock.advance(hours=3) moves the queue's time, for every connection
 drain            drain() runs what is due, in order, until nothing is left
@@ -43,6 +44,7 @@ from ._db.database import Database
 from ._db.rows import JobRow
 from ._dev.expected import fits, in_words, listed
 from ._dev.postgres import Server, temporary_server
+from ._dev.url import url_of
 from ._runner.announce import announce
 from ._runner.batches import run_call, run_call_async
 from ._runner.claimed import Claimed
@@ -116,6 +118,12 @@ def pyworker_dsn(pyworker_db: psycopg.Connection[Any]) -> str:
     return make_conninfo(
         host=info.host, port=info.port, user=info.user, dbname=info.dbname, password=info.password or None
     )
+
+
+@pytest.fixture
+def pyworker_url(pyworker_dsn: str) -> str:
+    """The same as a postgresql:// URL, for libraries that take no other form."""
+    return url_of(pyworker_dsn)
 
 
 class Clock:

@@ -35,6 +35,27 @@ def drop_schema_text(schema: str) -> str:
     return f"drop schema {as_identifier(schema)} cascade"
 
 
+def delete_jobs_text(schema: str) -> str:
+    """Delete all jobs and their traces; definitions of tasks, settings of queues and schedules stay."""
+    return (
+        sql.SQL("""do $$
+        declare
+            tab regclass;
+        begin
+            for tab in select c.oid from pg_class c
+                where c.relnamespace = {schema}::text::regnamespace and c.relkind in ('r', 'p')
+                and not c.relispartition
+                and c.relname not in ('migrations', 'installed_objects', 'settings', 'tasks', 'queues',
+                                      'schedule_entries', 'starts', 'earlier_starts') loop
+                execute format('delete from %s', tab);
+            end loop;
+            delete from {starts} where at > '-infinity';
+        end $$""")
+        .format(schema=sql.Literal(as_identifier(schema)), starts=sql.Identifier(schema, "starts"))
+        .as_string(None)
+    )
+
+
 def unless_applied(version: int, text: str) -> str:
     """A script that does nothing if the migration was applied already."""
     return (

@@ -21,7 +21,7 @@ from .._db.connect import connect
 from .._distribution import pip_install
 from ..errors import PyworkerError
 from . import postgres
-from .url import dev_server, resolved
+from .url import dev_server, resolved, url_of
 
 STOP_TIMEOUT = 20.0  # seconds for a program to end
 
@@ -153,7 +153,7 @@ def _database(dsn: str, data: Path | None) -> Generator[str]:
         not data and any(os.environ.get(name) for name in ("PGHOST", "PGDATABASE", "PGSERVICE", "PGPORT"))
     ):
         with resolved(dsn) as url:
-            yield url
+            yield url_of(url) if url else url  # settings may read DATABASE_URL
         return
     with dev_server(data) as server:
         yield server.url()

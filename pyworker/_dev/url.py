@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from urllib.parse import quote, urlencode
+
+from psycopg.conninfo import conninfo_to_dict
 
 from .._distribution import pip_install
 from .homes import NoPostgres
@@ -44,3 +47,19 @@ def _home() -> Path:
             f"the database of `pyworker dev` needs platformdirs: {pip_install('dev-server')}"
         ) from None
     return platformdirs.user_data_path("pyworker")
+
+
+def url_of(dsn: str) -> str:
+    """A connection string of libpq as a URL, for libraries that take nothing else."""
+    given = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    user, password = given.pop("user", ""), given.pop("password", "")
+    host, port, name = given.pop("host", ""), given.pop("port", ""), given.pop("dbname", "")
+    account = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+    if host.startswith("/"):
+        given["host"], host = host, ""  # a directory with a Unix socket
+        if port:
+            given["port"], port = port, ""
+    place = f"{account}@{host}" if account else host
+    place += f":{port}" if port else ""
+    more = urlencode(given, quote_via=quote)
+    return f"postgresql://{place}/{quote(name, safe='')}" + (f"?{more}" if more else "")

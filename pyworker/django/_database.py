@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -68,19 +66,9 @@ def _escaped(value: str) -> str:
     return re.sub(r"([\\\s])", r"\\\1", value)
 
 
-@contextmanager
-def names_given() -> Iterator[None]:
-    """Workers that are started within the block use the databases that this process uses.
-
-    Within a test run those are others than the settings name."""
-    before = os.environ.get(NAMES)
-    os.environ[NAMES] = json.dumps({alias: connections[alias].settings_dict["NAME"] for alias in connections})
-    try:
-        yield
-    finally:
-        del os.environ[NAMES]
-        if before is not None:
-            os.environ[NAMES] = before
+def names_of_databases() -> str:
+    """For a worker that this process starts: within a test run they are others than the settings name."""
+    return json.dumps({alias: connections[alias].settings_dict["NAME"] for alias in connections})
 
 
 def take_names() -> None:

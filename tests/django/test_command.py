@@ -137,7 +137,7 @@ def test_what_fails_is_a_command_error(project: Project) -> None:
     words = [
         "there is no job 99",
         "no option 'force'",
-        "--nosuch",
+        "exit code 2",
         "Unknown option(s)",
         "exit code 1",
         "nosuch",

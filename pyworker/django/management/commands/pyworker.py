@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS
 
 from pyworker._cli.options import CliError
 from pyworker.cli import main
 from pyworker.django._arguments import DATABASE, names, split, with_modules, with_named
-from pyworker.django._database import dsn, names_given
+from pyworker.django._database import NAMES, dsn, names_of_databases, take_names
 
 
 class Command(BaseCommand):
@@ -31,6 +33,7 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Pass all arguments but Django's to pyworker, including `--help` and `--version`."""
         own, arguments = split(argv[2:])
+        take_names()
         sys.exit(main.main(with_modules(arguments), **_of(own.get(DATABASE) or DEFAULT_DB_ALIAS)))
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -40,18 +43,35 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """For call_command: returns after success, and raises CommandError otherwise."""
         own, arguments = split(options["arguments"])
-        arguments = with_modules(with_named(arguments, options))
-        with _streams(options), _logging_kept(), names_given():
+        arguments = with_named(arguments, options)
+        alias = own.get(DATABASE) or options["database"]
+        if arguments[:1] in (["run"], ["dev"]):
+            code = _in_a_process([*arguments, DATABASE, alias])
+        else:
+            code = self._here(with_modules(arguments), alias, options)
+        if code:
+            words = f"pyworker {arguments[0]} has ended with exit code {code}"
+            raise CommandError(words, returncode=int(code))
+
+    def _here(self, arguments: list[str], alias: str, options: Mapping[str, Any]) -> Any:
+        with _streams(options):
             try:
-                extra = _of(own.get(DATABASE) or options["database"])
-                code = main.main(arguments, standalone_mode=False, **extra)
+                return main.main(arguments, standalone_mode=False, **_of(alias))
             except click.ClickException as error:
                 raise CommandError(error.format_message(), returncode=error.exit_code) from error
             except SystemExit as ended:
-                code = ended.code
-        if code:
-            words = f"pyworker {options['arguments'][0]} has ended with exit code {code}"
-            raise CommandError(words, returncode=int(code))
+                return ended.code
+
+
+def _in_a_process(arguments: list[str]) -> int:
+    """A worker has a process of its own: it takes over signals, logging and all child processes."""
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE,
+        NAMES: names_of_databases(),
+    }
+    command = [sys.executable, "-m", "django", "pyworker", *arguments]
+    return subprocess.run(command, env={**os.environ, **environment}, check=False).returncode  # noqa: S603
 
 
 def _of(alias: str) -> dict[str, Any]:
@@ -74,14 +94,3 @@ def _streams(options: Mapping[str, Any]) -> Iterator[None]:
         if options.get("stderr"):
             stack.enter_context(contextlib.redirect_stderr(options["stderr"]))
         yield
-
-
-@contextlib.contextmanager
-def _logging_kept() -> Iterator[None]:
-    """`run` sets logging up for a process of its own."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        yield
-    finally:
-        root.handlers[:], root.level = handlers, level
