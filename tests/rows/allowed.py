@@ -18,11 +18,12 @@ ALLOWED: list[tuple[str, str, int, str]] = [
     ("count_listed_jobs", "", 8 * _FEW, "it reads about 20,000 rows at most"),
     ("perform_on_listed", "", 8 * _FEW, "it finds the jobs as list_jobs does"),
     ("list_tasks", "tasks", _FEW, "it lists them"),
-    ("list_sequences", "discarded, and halt a sequence", _FEW, "it lists those that are halted"),
+    ("list_sequences", "", _FEW, "it counts up to 1,000 jobs of each sequence of a page"),
     ("list_workers", "", 3 * _FEW, "it counts the running jobs of each"),
     ("throughput", "", _FEW, "it reads a sample of what has ended in the last hour"),
     ("activity", "", _FEW, "it reads a sample of what has ended in the last hour"),
-    ("list_queues", "completed of a rate", _FEW, "it adds up the starts of a rate's period"),
+    ("list_queues", "", _FEW, "it counts up to 1,000 jobs of each queue of a page, and their starts"),
+    ("beat: that sweeps", "", 3000, "it looks whether other sessions lock the first 1,000 ready jobs"),
     ("maintain", "", 2 * _FEW, "it reads 20,000 rows of each partition of which jobs expire today"),
     ("prune", "", _ALL, "it removes all that has expired, and reads where that may be"),
     ("set_queue: a rate", "", _FEW, "it looks for the earlier starts of the queue in 20,000 jobs of history"),
@@ -35,7 +36,14 @@ ALLOWED: list[tuple[str, str, int, str]] = [
         for verb in ("claim_jobs", "work", "work: that reports", "beat: that sweeps")
         for crowd in ("running", "with logs")
     ),
-    ("job_graph", "that wait for one job", 2 * _FEW, "a plan of a small table reads all edges until ANALYZE"),
+    *(
+        (verb, crowd, 8000, "a promotion handles some 100 queues, and some 300 jobs of a rate")
+        for verb in ("claim_jobs", "work", "promote_jobs", "set_queue", "pause_queue", "resume_queue")
+        for crowd in (
+            "of many queues", "of many sequences", "of a family that takes turns", "completed of a rate"
+        )
+    ),
+    ("job_graph", "", 2 * _FEW, "a plan of a small table reads all edges until ANALYZE"),
     # Plans of small tables hold until the first ANALYZE, and there are as many tasks as the code has.
     *((verb, "tasks", 2 * _FEW, "a plan of a small table reads all tasks until ANALYZE") for verb in (
         "add_job", "add_jobs", "add_batch", "extend_batch", "define_task", "fail_jobs", "run_schedule",

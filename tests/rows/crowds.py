@@ -82,8 +82,9 @@ CROWDS: dict[str, str] = {
     "once keys": "select from generate_series(1, %(n)s) i, pyworker.once('o' || %(tag)s || i)",
     "signals": "select from generate_series(1, %(n)s) i, pyworker.send_signal((select min(j.id)"
     " from pyworker.jobs j where j.task_identifier = 'parent'), 's' || i)",
-    "audited actions": "select from pyworker.perform_action('pause_queue', (select array_agg('paused'::text)"
-    " from generate_series(1, %(n)s) where %(tag)s is not null), 'someone')",
+    "audited actions": "select from generate_series(0, (%(n)s - 1) / 500) b cross join lateral"
+    " pyworker.perform_action('pause_queue', array_fill('paused'::text, array[least(500, %(n)s - b * 500)]),"
+    " 'a person') where %(tag)s is not null",
     "with logs": f"{specs('')}; {CLAIMED} select from held, pyworker.log_job(held.id, held.run, 'line')",
     "members of a batch": """select from pyworker.add_batch((
         select jsonb_agg(jsonb_build_object('identifier', %(crowd)s)) from generate_series(1, %(n)s)
