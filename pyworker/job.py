@@ -112,10 +112,12 @@ KINDS = (Snooze, Cancel, Discard, NotStarted, Failed)
 def agreed(error: BaseException) -> BaseException:
     """The outcome of an exception group whose members are all of one kind; any other error as it is."""
     members: list[Any] = [*_members(error)]
+    if members[0] is error:
+        return error
     for kind in KINDS:
         if all(isinstance(one, kind) for one in members):
             if kind is Snooze:
-                return max(members, key=lambda one: one.delay)
+                return max(members, key=lambda one: getattr(one, "delay", timedelta.max))
             if kind is Failed and len(members) > 1:
                 return Failed([each for one in members for each in one.elements], members[0].reason)
             return members[0]

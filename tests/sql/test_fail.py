@@ -274,6 +274,41 @@ def test_a_malformed_item_is_told_in_a_warning_without_what_it_carries(api: Any,
     assert "secret" not in warning
 
 
+AS_TEXT = {
+    "NUL": r'["a\u0000", 2]',
+    "half a surrogate pair": r'["\ud83d"]',
+    "as it is written": '{"b":1, "a" : 1.50, "b":2}',
+}
+
+
+@pytest.mark.parametrize("turn", [False, True], ids=["fail_jobs", "work"])
+@pytest.mark.parametrize("text", AS_TEXT.values(), ids=AS_TEXT)
+def test_a_payload_that_replaces_as_text_is_exactly_that_text(
+    api: Any, db: Any, worker: int, job_in: Any, text: str, turn: bool
+) -> None:
+    job = job_in("running", payload="[1,2,3]")
+    item = {"id": job.id, "run": job.run, "error": "boom", "payload_text": text}
+    if turn:
+        reports = Jsonb([{**item, "do": "fail"}])
+        kinds = db.execute("select kind from pyworker.work(%s, null, null, null, %s, 0)", [worker, reports])
+        assert [row[0] for row in kinds.fetchall()] == ["turn"]
+    else:
+        assert api.fail_jobs([item]) == [job.id]
+    stored = db.execute("select payload::text from pyworker.get_job(%s)", [job.id]).fetchone()[0]
+    assert stored == text
+
+
+@pytest.mark.parametrize("text", ["", "[1", "[1] 2", "nul", r'"\ud8"'])
+def test_a_payload_text_that_is_no_json_is_left_out_and_the_job_fails_with_its_own(
+    api: Any, job_in: Any, text: str
+) -> None:
+    job = job_in("running", payload={"n": 1})
+    assert api.fail_jobs([{"id": job.id, "run": job.run, "error": "boom", "payload_text": text}]) == [job.id]
+    failed = api.get_job(job.id)
+    assert failed.payload == {"n": 1}
+    assert re.search("^boom\n.*was left out: payload_text must be a string of JSON", failed.last_error)
+
+
 @pytest.mark.parametrize("payload", ["x" * 1_048_576, 101], ids=["too large", "too deep"])
 @pytest.mark.parametrize("how", [{}, {"discard": True}, {"delay": 0}], ids=["retry", "discard", "at once"])
 def test_a_payload_beyond_the_limits_is_left_out_and_the_job_fails_with_its_own(
