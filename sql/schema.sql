@@ -357,8 +357,7 @@ create table finished_jobs (
     wait_until timestamp with time zone,
     waits_since timestamp with time zone,
     waits_run bigint,
-    payload json not null,
-    begin_by timestamp with time zone
+    payload json not null
 ) partition by RANGE (expires_at);
 
 CREATE INDEX finished_jobs_id ON finished_jobs USING btree (id);
@@ -407,8 +406,7 @@ create table finished_jobs_default (
     wait_until timestamp with time zone,
     waits_since timestamp with time zone,
     waits_run bigint,
-    payload json not null,
-    begin_by timestamp with time zone
+    payload json not null
 );
 
 CREATE INDEX finished_jobs_default_id_idx ON finished_jobs_default USING btree (id);
@@ -475,7 +473,6 @@ create table live_jobs (
     waits_since timestamp with time zone,
     waits_run bigint,
     payload json not null,
-    begin_by timestamp with time zone,
     constraint live_jobs_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000,
     autovacuum_vacuum_cost_delay=0, vacuum_truncate=off);

@@ -15,9 +15,6 @@ drop function if exists _undoing(text);
 drop function if exists _refuse_idle_job(text, bigint);
 alter table audit_log drop column before;
 
--- What start_by was when the job was claimed: a job that is handed back before it has begun gets it again.
-alter table live_jobs add column begin_by timestamptz;
-alter table finished_jobs add column begin_by timestamptz;
 drop function if exists _hand_back(live_jobs);
 
 -- The nth wait for a signal in a run is a wait of its own; a signal answers one of them.
