@@ -26,6 +26,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Unpack
@@ -200,7 +201,7 @@ class _Worker:
             attempt = run_call_async(jobs, task, self._connections)
             ends = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
         else:
-            ends = run_call(jobs, task, self._connections)
+            ends = copy_context().run(run_call, jobs, task, self._connections)  # as in a worker
         outcomes = Outcomes()
         for job, (outcome, said) in zip(jobs, ends, strict=True):
             outcomes.add(outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -55,8 +56,8 @@ def url_of(dsn: str) -> str:
     user, password = given.pop("user", ""), given.pop("password", "")
     host, port, name = given.pop("host", ""), given.pop("port", ""), given.pop("dbname", "")
     account = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
-    if host.startswith("/"):
-        given["host"], host = host, ""  # a directory with a Unix socket
+    if not re.fullmatch(r"[\w.-]*", host):  # a directory with a Unix socket, several hosts, IPv6
+        given["host"], host = host, ""
         if port:
             given["port"], port = port, ""
     place = f"{account}@{host}" if account else host

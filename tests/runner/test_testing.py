@@ -213,3 +213,50 @@ def test_a_drain_keeps_nothing_from_the_test_and_names_an_unknown_task(project: 
     code, output = project({"test_interrupted.py": INTERRUPTED})
     assert code == 0, output
     assert "3 passed" in output
+
+
+KIT = """
+import contextvars
+import psycopg, sqlalchemy
+from psycopg.conninfo import conninfo_to_dict
+from pyworker import task
+from pyworker._dev.url import url_of
+
+var = contextvars.ContextVar("var", default=None)
+
+@task(result=True)
+def sets(payload):
+    var.set("tenant 1")
+
+@task(result=True)
+def reads(payload):
+    return var.get()
+
+def test_what_a_handler_sets_in_its_context_no_other_one_sees(pyworker_db, drain):
+    sets.add(pyworker_db, {})
+    reads.add(pyworker_db, {})
+    assert drain(sets, reads)[1].job.result is None
+
+def test_the_url_names_the_same_database(pyworker_db, pyworker_url):
+    assert pyworker_url.startswith("postgresql://")
+    with psycopg.connect(pyworker_url) as conn:
+        assert conn.info.dbname == pyworker_db.info.dbname
+    engine = sqlalchemy.create_engine(pyworker_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as conn:
+        assert conn.exec_driver_sql("select current_database()").scalar() == pyworker_db.info.dbname
+    engine.dispose()
+
+def test_any_connection_string_has_its_url():
+    for dsn in (
+        "host='/var/run/p q' port=5433 user=u dbname=d", "host=::1 port=1 user=u dbname=d",
+        "host=h dbname='a b/c' user=u@x password='p@:/?#%'",
+        "dbname=d options='-c search_path=a,b' sslmode=require", "host=a,b port=1,2 dbname=d",
+    ):
+        assert conninfo_to_dict(url_of(dsn)) == conninfo_to_dict(dsn)
+"""
+
+
+def test_a_handler_has_a_context_of_its_own_and_the_database_a_url(project: Any) -> None:
+    code, output = project({"test_kit.py": KIT})
+    assert code == 0, output
+    assert "3 passed" in output
