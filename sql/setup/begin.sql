@@ -62,7 +62,7 @@ declare
     v_timeout constant text := current_setting('lock_timeout');
     v_tables constant text := (
         select string_agg(format('%I', c.relname), ', ' order by c.oid) from pg_class c
-        where c.relnamespace = current_schema()::regnamespace and c.relkind in ('r', 'p')
+        where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relkind in ('r', 'p')
           and not c.relispartition and c.relname <> 'migrations');
 begin
     while v_tables is not null

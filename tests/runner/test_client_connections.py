@@ -123,7 +123,7 @@ def life_of_jobs() -> Iterator[Any]:
     assert ([j.state for j in jobs], callback.state) == (["available"], "pending")
     (more,) = yield pyworker.extend_batch, (callback.id, [{"identifier": "u"}]), {}
     assert more.id > callback.id
-    assert (yield pyworker.send_signal, (callback.id, "go", {"a": 1}), {}) is None
+    assert (yield pyworker.send_signal, (callback.id, "go", {"a": 1}), {}) == "kept"
     first, second = yield in_flow, (), {}
     assert (first.state, second.state) == ("available", "pending")
     assert (yield pyworker.cancel_job, (more.id,), {}).state == "cancelled"
