@@ -303,6 +303,7 @@ class Queue:
             claimed = worker.claim([job.task_identifier], fill=False)
             if [one.id for one in claimed] != [job.id]:
                 reasons = "; ".join(str(row["detail"]) for row in worker.db.explain_job(job.id))
+                reasons += "; it was there already, so no other was added" if job.deduplicated else ""
                 raise AssertionError(
                     f"run_task: job {job.id} ({job.task_identifier}) does not run: {reasons}"
                 )

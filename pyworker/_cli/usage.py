@@ -32,7 +32,9 @@ _NUMBERS = {
 
 def reword(error: click.UsageError) -> None:
     """Change what click says of wrong usage."""
-    if isinstance(error, click.BadParameter):
+    if isinstance(error, click.MissingParameter) and error.param and error.param.name == "modules":
+        cast("Any", error).message = "Name the modules that define your tasks, such as myapp.tasks"
+    elif isinstance(error, click.BadParameter):
         _bad_value(error)
     elif isinstance(error, click.NoSuchOption):
         known = {name for option in (error.ctx.command.params if error.ctx else ()) for name in option.opts}

@@ -149,6 +149,13 @@ def test_each_test_starts_with_an_empty_queue(pyworker_queue, drain):
 async def on_a_loop(drain):
     return drain()
 
+def test_a_job_that_a_unique_policy_leaves_out_is_named(run_task):
+    policy = {"by_args": True, "by_period": "1 hour"}
+    assert run_task(many, "a", unique_policy=policy) == 1
+    with pytest.raises(AssertionError, match="completed at .*; it was there already, so no other was added"):
+        run_task(many, "a", unique_policy=policy)
+
+
 def test_a_drain_may_be_called_from_a_running_loop(pyworker_db, drain):
     shop.sign_up(pyworker_db, "ann@example.com")
     assert len(asyncio.run(on_a_loop(drain))) == 3
@@ -166,7 +173,7 @@ def test_the_clock_moves_for_every_connection(pyworker_dsn, clock):
 def test_the_fixtures_keep_their_promises(project: Any) -> None:
     code, output = project({"test_cases.py": CASES})
     assert code == 0, output
-    assert "9 passed" in output
+    assert "10 passed" in output
 
 
 INTERRUPTED = """
