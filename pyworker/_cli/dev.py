@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from .options import common
+from .._dev.url import resolved
+from .options import common, named_roles
 
 
 @click.command()
@@ -27,7 +28,8 @@ def replay(job_id: int, dsn: str, schema: str, modules: tuple[str, ...], debug: 
     """
     from .._dev.replay import run
 
-    run(job_id, dsn, schema, list(modules), debug)
+    with resolved(dsn) as url, named_roles(url, schema):
+        run(job_id, url, schema, list(modules), debug)
 
 
 @click.command()

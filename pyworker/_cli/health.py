@@ -173,4 +173,4 @@ class _Exporter:
                     if kept:  # it was lost since the last request
                         kept = None
                         continue
-                return 503, PLAIN, f"{explained(error, self._schema, 'metrics')}\n"
+                return 503, PLAIN, f"{explained(error, self._schema, 'metrics', self._dsn)}\n"

@@ -16,7 +16,6 @@ import psycopg
 from .._db.connect import connect, first_line
 from .._db.database import Database
 from .._db.printing import Printing
-from .._db.rights import COMMANDS, is_refusal, why_refused
 from .._dev.url import resolved
 from .._escape import shown
 from .._logging import is_json
@@ -56,7 +55,7 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
 
             yield Printing(schema, real)
         return
-    with resolved(dsn) as url, connect(url) as conn:
+    with resolved(dsn) as url, connect(url) as conn, named_roles(url, schema):
         conn.add_notice_handler(_pass_on)
         try:
             with conn.transaction():
@@ -67,13 +66,6 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
                 if mode:
                     _say_what_is_taken_back(db.changes())
                     raise psycopg.Rollback
-        except psycopg.errors.InsufficientPrivilege as error:
-            roles = COMMANDS[verb_of(click.get_current_context())]
-            if not (is_refusal(error) and roles):
-                raise
-            role = f"{schema}_{roles[0]}"
-            command = f"pyworker {verb_of(click.get_current_context())}"
-            raise CliError(f"{command} needs the role {role}, {why_refused(conn, schema, role)}") from error
         except psycopg.OperationalError as error:
             if conn.closed:
                 raise CliError(
@@ -81,6 +73,17 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
                     " What was asked for may or may not have been done"
                 ) from error
             raise
+
+
+@contextlib.contextmanager
+def named_roles(dsn: str, schema: str) -> Iterator[None]:
+    """A refusal by the database names the role that this command needs, and why it is missing."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        from .._runner.failures import explained
+
+        raise CliError(explained(error, schema, verb_of(click.get_current_context()), dsn)) from error
 
 
 def verb_of(ctx: click.Context) -> str:

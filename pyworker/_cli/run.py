@@ -14,7 +14,7 @@ from .._dev.url import resolved
 from .._runner.config import RunConfig
 from . import databases as _databases
 from . import health as _health
-from .options import CliError, common
+from .options import CliError, common, named_roles
 
 
 def _bounded(
@@ -171,15 +171,16 @@ def _one(configs: Sequence[RunConfig], crontab: str | None, host: str, ports: Se
     from .._runner.parent import Parent
 
     config = configs[0]
-    if crontab:
-        load_for_run(config.dsn, config.schema, crontab)
-    parent = Parent(config)
-    with (
-        metrics.collected(parent) as own,
-        probes.serving(host, ports, {**probes.of_worker(parent), **own}),
-        _progress(config),
-    ):
-        return parent.run()
+    with named_roles(config.dsn, config.schema):
+        if crontab:
+            load_for_run(config.dsn, config.schema, crontab)
+        parent = Parent(config)
+        with (
+            metrics.collected(parent) as own,
+            probes.serving(host, ports, {**probes.of_worker(parent), **own}),
+            _progress(config),
+        ):
+            return parent.run()
 
 
 def _progress(config: RunConfig) -> contextlib.AbstractContextManager[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -107,14 +108,15 @@ def why_refused(conn: psycopg.Connection[Any], schema: str, role: str) -> str:
     To be asked in a transaction of its own.
     """
     row = conn.execute(_WHY, [role, schema]).fetchone()
+    migrate = "pyworker migrate" + ("" if schema == "pyworker" else f" --schema {shlex.quote(schema)}")
     why, user, owner = row or ("no such role", "this role", "its owner")
     return {
         "no such role": "of which there is none on this server yet."
-        f" Let {owner} run: pyworker migrate --roles. Then: GRANT {role} TO {user}",
+        f" Let {owner} run: {migrate} --roles. Then: GRANT {role} TO {user}",
         "no rights here": "which has no rights in this database yet: roles belong to the whole server,"
-        f" rights to one database. Let {owner} run: pyworker migrate",
+        f" rights to one database. Let {owner} run: {migrate}",
         "no member": f"of which {user} is no member. An administrator can run: GRANT {role} TO {user}",
         "does not inherit": f"of which {user} is a member, but does not inherit its rights."
         f" ALTER ROLE {user} INHERIT, or GRANT it with INHERIT TRUE",
-        "lacks": f"which lacks rights. Let {owner} run: pyworker migrate",
+        "lacks": f"which lacks rights. Let {owner} run: {migrate}",
     }[why]

@@ -24,21 +24,19 @@ from .._runner.outcomes import Ended, Report
 from .._steps import Suspended
 from ..errors import PyworkerError
 from ..job import Outcome
-from .url import resolved
 
 
 def run(job_id: int, dsn: str, schema: str, modules: list[str], debug: bool) -> None:
     _logging.set_up("text", "INFO")
     sys.path.insert(0, os.getcwd())
-    with resolved(dsn) as url:
-        with connect(url) as conn:
-            job, where = _look_up(Database(conn, schema), job_id, modules)
-            pooled = is_pooled(conn)
-        task = _task_of(job, where)
-        connections = Connections(RunConfig(url, schema=schema, concurrency=1), rehearsal=True)
-        connections.pooled = pooled
-        say(f"job {job.id} ({job.task_identifier}, {job.state}) is run here, and rolled back", err=True)
-        outcome, error = _attempt(_claimed(job), task, connections)
+    with connect(dsn) as conn:
+        job, where = _look_up(Database(conn, schema), job_id, modules)
+        pooled = is_pooled(conn)
+    task = _task_of(job, where)
+    connections = Connections(RunConfig(dsn, schema=schema, concurrency=1), rehearsal=True)
+    connections.pooled = pooled
+    say(f"job {job.id} ({job.task_identifier}, {job.state}) is run here, and rolled back", err=True)
+    outcome, error = _attempt(_claimed(job), task, connections)
     if isinstance(error, Suspended):
         say(f"it would wait for the signal {error.name!r}, unless that was sent")
         return

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import psycopg
 
-from .._db.connect import first_line
-from .._db.rights import COMMANDS, is_refusal
+from .._db.connect import connect, first_line
+from .._db.rights import COMMANDS, is_refusal, why_refused
 from ..errors import PyworkerError, RoleMissing, SchemaVersionError, sqlstate_of
 from .config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
 
 
-def explained(error: PyworkerError | psycopg.Error, schema: str = "", command: str = "run") -> str:
-    """The cause, and what to do."""
+def explained(
+    error: PyworkerError | psycopg.Error, schema: str = "", command: str = "run", dsn: str | None = None
+) -> str:
+    """The cause, and what to do.
+
+    With `dsn` the database is asked why a role may not do what it wants.
+    """
     roles = COMMANDS.get(command)
     if schema and roles and is_refusal(error):
-        error = RoleMissing(f"pyworker {command}", f"{schema}_{roles[0]}")
+        role = f"{schema}_{roles[0]}"
+        error = RoleMissing(f"pyworker {command}", role)
+        with suppress(psycopg.Error, PyworkerError):
+            if dsn is not None:
+                with connect(dsn) as conn:
+                    return f"pyworker {command} needs the role {role}, {why_refused(conn, schema, role)}"
     if isinstance(error, psycopg.Error):
         return _of_postgres(error)
     return f"{error}. {error.hint}" if error.hint else str(error)

@@ -54,7 +54,7 @@ def main() -> NoReturn:
     try:
         code = _serve(config, order["crontab"], routes)
     except (PyworkerError, psycopg.Error) as error:
-        log.error("%s", explained(error, config.schema))
+        log.error("%s", explained(error, config.schema, dsn=config.dsn))
         code = exit_code_of(error)
     signal.signal(signals.TOLD, signal.SIG_IGN)
     raise SystemExit(code)

@@ -205,6 +205,18 @@ def test_retry_of_several_jobs_leaves_lost_ones_out_until_it_is_asked_again(
     assert [call("jobs", job, "--json")["state"] for job in ids] == ["available"] * 3
 
 
+def test_the_printed_retry_of_several_jobs_leaves_lost_ones_out_too(
+    cli: Any, db: Any, lost: list[int]
+) -> None:
+    other = db.execute("select (pyworker.add_job('t', run_at => '2100-01-01')).id").fetchone()[0]
+    db.execute(cli("retry", "--sql", str(lost[0]), str(other)).stdout)
+    states = "select state from pyworker.get_job(%s)"
+    assert db.execute(states, [other]).fetchone() == ("available",)
+    assert db.execute(states, lost[:1]).fetchone() == ("discarded",)
+    db.execute(cli("retry", "--sql", "--lost", *map(str, lost)).stdout)
+    assert [db.execute(states, [job]).fetchone() for job in lost] == [("available",)] * len(lost)
+
+
 def test_cancel_ends_waiting_jobs_and_asks_running_ones_to_stop(call: Any, zoo: dict[str, int]) -> None:
     assert call("cancel", "4", "3") == "job 4 cancelled\njob 3 is running and was asked to stop\n"
     assert call("cancel", "3", "--force") == "job 3 cancelled\n"

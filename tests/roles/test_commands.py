@@ -253,3 +253,34 @@ def test_no_command_connects_past_the_table_of_roles() -> None:
         if one.callback and "connect(" in inspect.getsource(inspect.unwrap(one.callback))
     ]
     assert own == ["migrate"]
+
+
+@pytest.mark.parametrize("line", ["add t", "run tasks", "replay 1"])
+def test_a_command_with_connections_of_its_own_says_why_it_is_refused_too(
+    fresh: Any, fresh_dsn: str, logins: Logins, tmp_path: Path, line: str
+) -> None:
+    user = logins("user", "in role pyworker_worker")
+    (tmp_path / "tasks.py").write_text(TASKS)
+    for group in GROUPS:
+        fresh.execute(f"drop owned by pyworker_{group}")
+    done = process(tmp_path, *line.split(), DATABASE_URL=logins.dsn_of(user))
+    assert done.returncode == 1
+    assert ", which has no rights in this database yet" in done.stderr
+    fresh.execute("select pyworker._grant_rights()")
+    outsider = logins("outsider", "")
+    done = process(tmp_path, *line.split(), DATABASE_URL=logins.dsn_of(outsider))
+    assert f"of which {outsider} is no member" in done.stderr
+    assert f" TO {outsider}" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["add t", "run tasks", "replay 1", "jobs"])
+def test_a_refusal_names_the_roles_of_the_schema(
+    fresh: Any, fresh_dsn: str, logins: Logins, tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    assert command("migrate", "--schema", "acme", DATABASE_URL=fresh_dsn).returncode == 0
+    outsider = logins("outsider", "")
+    done = process(tmp_path, *line.split(), "--schema", "acme", DATABASE_URL=logins.dsn_of(outsider))
+    assert "needs the role acme_" in done.stderr
+    assert "pyworker migrate --schema acme --roles" in done.stderr
+    assert "pyworker_" not in done.stderr
