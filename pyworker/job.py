@@ -220,13 +220,13 @@ class _JobFields(Generic[PayloadT]):
 
     def _tells(self, progress: float, message: str | None) -> bool:
         number = isinstance(progress, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not number or isinstance(progress, bool) or not 0 <= progress <= 1:
+        if not number or isinstance(progress, bool):
             raise InvalidArgument(f"job.progress(): progress must be a number from 0 to 1, got {progress!r}")
         text = isinstance(message, str | None)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not text:
             raise InvalidArgument(f"job.progress(): message must be a string or None, got {message!r}")
         now = time.monotonic()
-        if now < self._silent_until and progress < 1:
+        if now < self._silent_until and 0 <= progress < 1:
             return False
         self._silent_until = now + 1
         return True
