@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import click
 import psycopg
@@ -115,8 +116,14 @@ def resume_queue(where: tuple[str, str], queue: str) -> None:
     with database(*where) as db:
         known, paused = db.has_queue(queue), db.is_paused(queue)
         db.resume_queue(queue)
+        family = db.paused_family(queue)
         if not known:
             raise CliError(f"no queue {queue} has jobs or a limit, or is paused (pyworker queues lists them)")
+    if family:
+        raise CliError(
+            f"queue {queue} stays paused, since its family {family} is paused:"
+            f" pyworker queues resume {shlex.quote(family)}"
+        )
     say(f"queue {queue} {'resumed' if paused else 'was not paused'}")
 
 

@@ -37,13 +37,25 @@ class Admin(Base):
         return {job_id: state for job_id, state in rows}
 
     def has_queue(self, queue_name: str) -> bool:
-        """True if the queue has jobs, a limit of its own, or is paused."""
-        known = f"select from {self._s}.queue_stats q where q.queue_name = %s"
-        return bool(self._rows(f"select exists ({known})", [queue_name])[0][0])
+        """True if the queue, or a queue of this family, has jobs, a limit of its own, or is paused."""
+        prefix = queue_name.removesuffix("*") if queue_name.endswith("*") else None
+        known = (
+            f"select from {self._s}.queue_stats q where q.queue_name = %s or starts_with(q.queue_name, %s)"
+        )
+        return bool(self._rows(f"select exists ({known})", [queue_name, prefix])[0][0])
 
     def is_paused(self, queue_name: str) -> bool:
         paused = f"select from {self._s}.queue_stats q where q.queue_name = %s and q.paused"
         return bool(self._rows(f"select exists ({paused})", [queue_name])[0][0])
+
+    def paused_family(self, queue_name: str) -> str | None:
+        """A paused family to which the queue belongs."""
+        rows = self._rows(
+            f"select q.queue_name from {self._s}.queue_stats q where q.paused and q.queue_name <> %s and"
+            " right(q.queue_name, 1) = '*' and starts_with(%s, left(q.queue_name, -1)) order by 1 limit 1",
+            [queue_name, queue_name],
+        )
+        return rows[0][0] if rows else None
 
     def job_errors(self, job_id: int) -> list[tuple[Any, ...]]:
         return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])

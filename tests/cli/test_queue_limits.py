@@ -112,6 +112,31 @@ def test_a_queue_that_was_not_paused_or_is_not_there_is_not_said_to_be_resumed(
     assert done.stderr.startswith("pyworker: no queue mial has jobs or a limit, or is paused")
 
 
+def test_a_family_whose_queues_have_jobs_can_be_paused(cli: Any, call: Any, db: Any, dsn: str) -> None:
+    call("add", "t", "--queue", "customer:1")
+    assert call("queues", "pause", "customer:*") == "queue customer:* is paused\n"
+    assert cli("queues", "pause", "custom:*", DATABASE_URL=dsn).returncode == 1
+    assert call("queues", "resume", "customer:*") == "queue customer:* resumed\n"
+    assert call("queues", "resume", "customer:*") == "queue customer:* was not paused\n"
+
+
+def test_a_queue_whose_family_is_paused_is_not_said_to_be_resumed(
+    cli: Any, call: Any, db: Any, dsn: str
+) -> None:
+    call("add", "t", "--queue", "customer:1")
+    call("queues", "pause", "customer:*")
+    call("queues", "pause", "customer:1")
+    for _ in range(2):
+        done = cli("queues", "resume", "customer:1", DATABASE_URL=dsn)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            "pyworker: queue customer:1 stays paused, since its family customer:* is paused:"
+            " pyworker queues resume 'customer:*'\n"
+        )
+    assert call("queues", "resume", "customer:*") == "queue customer:* resumed\n"
+    assert call("queues", "resume", "customer:1") == "queue customer:1 was not paused\n"
+
+
 def test_a_unit_that_is_none_is_refused_by_the_name_of_the_option(cli: Any, db: Any, dsn: str) -> None:
     done = cli("queues", "set", "q", "--rate", "10/parsec", DATABASE_URL=dsn)
     assert done.returncode == 1

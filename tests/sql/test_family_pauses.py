@@ -43,6 +43,20 @@ def test_a_family_is_paused_and_resumed(api: Any, worker: int, limits: str, adde
     assert claims(api, worker) == [job]
 
 
+def test_doctor_names_a_paused_family_whose_jobs_were_ready_before_and_no_worker_has_looked(
+    api: Any,
+) -> None:
+    """Beside queues before and after it by name, whose jobs are ready, and that are not paused."""
+    found = "select severity, finding from pyworker.doctor() where check_name = 'queues'"
+    for name in ("a", "customer:1", "z"):
+        api.set_queue(name, 2)
+        api.add_job("t", queue_name=name)
+    api.pause_queue("b*")
+    assert api.rows(found) == [("ok", "nothing waits in a paused queue")]
+    api.pause_queue("customer:*")
+    assert api.rows(found) == [("info", "jobs wait in paused queues: customer:*")]
+
+
 def test_a_queue_that_is_paused_by_itself_stays_paused_when_its_family_is_resumed(
     api: Any, worker: int
 ) -> None:

@@ -228,6 +228,11 @@ begin
                 select j.queue_name from live_jobs j
                 where right(q.queue_name, 1) = '*' and j.parked = 'queue'
                   and j.queue_name >= left(q.queue_name, -1) order by j.queue_name limit 1) f
+            where starts_with(f.queue_name, left(q.queue_name, -1)) union all
+            select from (
+                select j.queue_name from live_jobs j
+                where right(q.queue_name, 1) = '*' and j.ready_at is not null and j.state = 'available'
+                  and j.queue_name >= left(q.queue_name, -1) order by j.queue_name limit 1) f
             where starts_with(f.queue_name, left(q.queue_name, -1)))
         limit 1000)
     select 'info', 'jobs wait in paused queues: ' || _few(array_agg(p.queue_name order by p.queue_name)),
