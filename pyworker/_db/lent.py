@@ -9,6 +9,7 @@ session's time, and a sixth of that of DISCARD ALL, after which each function is
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Any, cast
 
@@ -84,11 +85,20 @@ async def last_async(conn: AsyncConnection[Any], statement: str, *parameters: An
             return cast("Any", await cursor.fetchone())
 
 
+def refuse_copy(process: int, caller: str) -> None:
+    """A forked copy of the process would read the answers from the sockets of the first."""
+    if os.getpid() != process:
+        raise WrongState(
+            f"{caller} belongs to the process that runs the handler: give other processes the payload, and"
+            " let them open connections of their own"
+        )
+
+
 class _Gate:
     """The lock of a session, for one who may use it until `ended`."""
 
     def __init__(self, lock: Any, caller: str) -> None:
-        self._lock, self._caller = lock, caller
+        self._lock, self._caller, self._process = lock, caller, os.getpid()
         self.ended = False
 
     def _refuse(self) -> None:
@@ -99,6 +109,7 @@ class _Gate:
             )
 
     def __enter__(self) -> None:
+        refuse_copy(self._process, f"the connection of {self._caller}")
         self._lock.acquire()
         self._refuse()
 
@@ -108,6 +119,7 @@ class _Gate:
         self._lock.release()
 
     async def __aenter__(self) -> None:
+        refuse_copy(self._process, f"the connection of {self._caller}")
         await self._lock.acquire()
         self._refuse()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
@@ -17,7 +18,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from .._db.connect import BE_QUIET, KEEPALIVES, WHICH_SERVER, conninfo, cut
 from .._db.connection import OWN_ADAPTERS, AsyncConnection, Connection, refuse_aborted
 from .._db.database import Database
-from .._db.lent import CLEAN, AnyConnection, Lent, LentAsync, last, last_async
+from .._db.lent import CLEAN, AnyConnection, Lent, LentAsync, last, last_async, refuse_copy
 from .._db.queue import dependency_results_statement
 from .._db.worker import (
     finish_job_statement,
@@ -58,6 +59,7 @@ class Connections:
         self._async: AsyncConnectionPool[AsyncConnection[Any]] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # of the async pool
         self._lock = threading.Lock()
+        self._process = os.getpid()
         # For what is lent to handlers.
         self._turns = threading.Semaphore(config.concurrency + MORE)
         self._async_turns = asyncio.Semaphore(config.concurrency + MORE)
@@ -89,6 +91,7 @@ class Connections:
     @contextmanager
     def lend(self, caller: str, finish: Callable[[Connection[Any]], Any]) -> Generator[Lent]:
         """A connection for a handler's block, in a transaction of which `finish` is the last statement."""
+        refuse_copy(self._process, "a job")
         if not self._turns.acquire(timeout=PATIENCE):
             raise PoolTimeout(_too_many(caller))
         try:
@@ -127,6 +130,7 @@ class Connections:
             self._async_turns.release()
 
     def _sync_pool(self) -> ConnectionPool[Connection[Any]]:
+        refuse_copy(self._process, "a job")
         with self._lock:
             if self._sync is None:
                 self._sync = ConnectionPool[Connection[Any]](
@@ -140,6 +144,7 @@ class Connections:
         return self._sync
 
     async def _async_pool(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
+        refuse_copy(self._process, "a job")
         loop = asyncio.get_running_loop()
         if self._async is None:
             self._loop = loop

@@ -55,6 +55,16 @@ def test_an_executor_of_which_a_process_has_ended_is_broken_and_does_not_hang(se
     assert result_of(served, "broken_executor", method="fork") == "BrokenProcessPool"
 
 
+@pytest.mark.parametrize("task", ["job_in_a_copy", "job_in_a_copy_async"])
+def test_a_forked_copy_that_uses_the_job_is_refused_and_the_handlers_connections_are_whole(
+    served: Any, task: str
+) -> None:
+    of_job, of_connection, first = result_of(served, task)
+    assert of_job.startswith("a job belongs to the process that runs the handler")
+    assert of_connection.startswith("the connection of job.step_transaction() belongs to the process")
+    assert first is True  # the copy has set no mark
+
+
 def test_a_program_whose_start_runs_python_code_has_default_signals(served: Any) -> None:
     sets = dict(line.split(":\t") for line in result_of(served, "preexec").splitlines())
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,5 +1,6 @@
 """Tasks that start processes: forked copies, multiprocessing, programs."""
 
+import asyncio
 import atexit
 import concurrent.futures
 import logging.handlers
@@ -13,7 +14,8 @@ import time
 
 from handlers import tell
 
-from pyworker import task
+import pyworker
+from pyworker import AsyncJob, Job, task
 
 module_wide = None
 
@@ -167,3 +169,41 @@ def on_exit(payload, job):
             atexit.register(logging.getLogger("kept").error, "late")
     sys.stdout.write("not flushed yet")
     tell(job)
+
+
+of_job: list = []
+
+
+def use_job(what):
+    """In a copy: what it is answered."""
+    try:
+        answer = of_job[-1](what)
+        return str(asyncio.run(answer) if asyncio.iscoroutine(answer) else answer)
+    except pyworker.WrongState as error:
+        return str(error)
+
+
+def in_a_copy(call, what):
+    of_job.append(call)
+    with multiprocessing.get_context("fork").Pool(1) as made:
+        return made.apply_async(use_job, (what,)).get(timeout=20)
+
+
+@task(max_attempts=1, result=True)
+def job_in_a_copy(payload, job: Job):
+    job.once("opens the pool")
+    answers = [in_a_copy(job.once, "in the copy")]
+    with job.step_transaction("step") as step:
+        answers.append(in_a_copy(step.connection.execute, "select 1"))
+        step.connection.execute("select 1")
+    return [*answers, job.once("in the copy")]
+
+
+@task(max_attempts=1, result=True)
+async def job_in_a_copy_async(payload, job: AsyncJob):
+    await job.once("opens the pool")
+    answers = [in_a_copy(job.once, "in the copy")]
+    async with job.step_transaction("step") as step:
+        answers.append(in_a_copy(step.connection.execute, "select 1"))
+        await step.connection.execute("select 1")
+    return [*answers, await job.once("in the copy")]
