@@ -14,6 +14,7 @@ from math import isfinite
 from typing import Any, cast
 
 _ATOMS = (str, int, float, bool, type(None))
+_PLAIN = (*_ATOMS, list, dict)
 _ABSENT = object()
 _OF_THE_USER = re.compile(r"(?s)^(Error calling function `[^`]*`): .*")
 Found = tuple[str, str]  # the path, and what is wrong there
@@ -22,7 +23,8 @@ Found = tuple[str, str]  # the path, and what is wrong there
 def difference(given: Any, read: Any, raw: bool = False) -> Found | None:
     """Where, and why, what was given would not be read equal; None if it would.
 
-    A dict in place of a record is JSON (`raw`): what the record makes of it is right.
+    A dict in place of a record is JSON (`raw`): what the record makes of it is right. So is what stands in
+    place of a record that is no object in JSON.
     """
     kind = cast("type[Any]", type(given))
     if given is read or (kind in _ATOMS and (raw or (type(read) is kind and given == read))):
@@ -36,6 +38,8 @@ def difference(given: Any, read: Any, raw: bool = False) -> Found | None:
                 return f"{_step(name)}{found[0]}", found[1]
         more = _more_of(given)
         return _differing(more, _more_of(read), raw=False) if more else None
+    if kind in _PLAIN and (inner := _within(read, given)) is not read:
+        return difference(given, inner, raw=True)
     if isinstance(given, Mapping):
         if isinstance(read, Mapping):
             return _differing(cast("Any", given), cast("Any", read), raw)
@@ -53,6 +57,22 @@ def difference(given: Any, read: Any, raw: bool = False) -> Found | None:
         return None
     same = type(read) is kind
     return "", f"{_a(given)} would be read {'with another value' if same else f'as {_a(read)}'}"
+
+
+def _within(record: Any, given: Any) -> Any:
+    """What JSON has for a RootModel, a NamedTuple or a struct that is written as an array; else the same."""
+    kind = cast("type[Any]", type(record))
+    if getattr(kind, "__pydantic_root_model__", False):
+        return record.root
+    fields = cast(
+        "tuple[str, ...] | None", getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+    )
+    if getattr(getattr(kind, "__struct_config__", None), "array_like", False):
+        fields = _fields_of(kind)
+    if fields is None or not isinstance(given, list):
+        return record
+    # The last ones may have defaults.
+    return [getattr(record, name) for name in fields[: len(cast("list[Any]", given))]]
 
 
 def unwritable(value: Any, write: Callable[[Any], object], error: Exception) -> Found:

@@ -3,11 +3,12 @@ name of its field."""
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import psycopg
@@ -114,6 +115,52 @@ def test_a_dict_in_place_of_a_record_is_its_json(db: Any) -> None:
     task = cases.task_of("x", cases.Around)
     given = {"pet": {"kind": "dog"}, "pets": {str(cases.ID): [{"kind": "cat"}]}, "ids": [], "unknown": 1}
     assert task.add(db, given).payload == given
+
+
+class Ids(pydantic.RootModel[list[int]]):
+    pass
+
+
+class Name(pydantic.RootModel[str]):
+    pass
+
+
+class Days(pydantic.RootModel[dict[str, datetime.date]]):
+    pass
+
+
+class Place(NamedTuple):
+    x: int
+    name: str = "here"
+
+
+class Row(msgspec.Struct, array_like=True):
+    x: int
+    name: str = "here"
+
+
+@pytest.mark.parametrize(
+    ("hint", "given"),
+    [
+        (Ids, [1, 2]),
+        (Name, "ada"),
+        (Days, {"first": "2026-01-01"}),
+        (dict[str, Ids], {"a": [1]}),
+        (Place, [1, "there"]),
+        (list[Place], [[1]]),
+        (Row, [1, "there"]),
+        (list[Row], [[1], [2, "there"]]),
+    ],
+    ids=str,
+)
+def test_json_in_place_of_a_record_that_is_no_object_is_its_json(db: Any, hint: Any, given: Any) -> None:
+    assert cases.task_of("x", hint).add(db, given).payload == given
+
+
+def test_json_in_place_of_such_a_record_must_fit(db: Any) -> None:
+    for hint, given, where in ((list[Ids], [[1], ["a"]], r"\[1\]\[0\]"), (Place, ["a"], r"\[0\]")):
+        with pytest.raises(InvalidArgument, match=rf"^<task typed x .*>: payload{where}: a worker could not"):
+            cases.task_of("x", hint).add(db, given)
 
 
 def test_without_a_payload_a_model_must_have_defaults(db: Any) -> None:
