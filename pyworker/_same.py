@@ -64,15 +64,17 @@ def _within(record: Any, given: Any) -> Any:
     kind = cast("type[Any]", type(record))
     if getattr(kind, "__pydantic_root_model__", False):
         return record.root
-    fields = cast(
-        "tuple[str, ...] | None", getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
-    )
+    fields: tuple[str, ...] | None = getattr(kind, "_fields", None) if _is_tuple(kind) else None
     if getattr(getattr(kind, "__struct_config__", None), "array_like", False):
         fields = _fields_of(kind)
     if fields is None or not isinstance(given, list):
         return record
     # The last ones may have defaults.
     return [getattr(record, name) for name in fields[: len(cast("list[Any]", given))]]
+
+
+def _is_tuple(kind: type[Any]) -> bool:
+    return issubclass(kind, tuple)
 
 
 def unwritable(value: Any, write: Callable[[Any], object], error: Exception) -> Found:

@@ -177,7 +177,12 @@ class Steps(_Steps):
             saved = self._saved()
             if name in saved:
                 return saved[name]
-            result = self._json("job.step()", name, call(*args, **kwargs))
+            value = call(*args, **kwargs)
+            if inspect.isawaitable(value):  # and nothing has run yet
+                raise TypeError(
+                    f"job.step(): the function of step {name!r} is async; make the handler async, too"
+                )
+            result = self._json("job.step()", name, value)
             self._connections.save_step(self.id, self.run, name, result)
             return json.loads(result)
 

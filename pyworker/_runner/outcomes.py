@@ -84,6 +84,10 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
         raise value
     if inspect.isawaitable(value):  # and nothing has run yet
         raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
+    if inspect.isclass(value) and issubclass(value, ANSWERS):
+        raise TypeError(
+            f"{task!r} returned the class {value.__name__}: return or raise one, {value.__name__}(…)"
+        )
     return (job.id, job.run, storable(to_json(value)) if task.result else None), value
 
 

@@ -123,6 +123,16 @@ def returns_cancel(payload):
     return pyworker.Cancel("no longer wanted")
 
 
+@habit(fails="returned the class Cancel: return or raise one", result=False)
+def returns_the_class_of_an_outcome(payload):
+    return pyworker.Cancel
+
+
+@habit(ends="cancelled")
+def raises_the_class_of_an_outcome(payload):
+    raise pyworker.Cancel
+
+
 @habit(ends="scheduled")
 def returns_snooze(payload):
     return pyworker.Snooze(datetime.timedelta(hours=1))

@@ -147,6 +147,19 @@ async def gathered_steps(payload, job: AsyncJob):
     return await asyncio.gather(*(job.step(name, work, name) for name in "abc"))
 
 
+@habit(fails="the function of step 'a' is async")
+def a_step_of_an_async_function(payload, job: Job):
+    async def work():
+        return 1
+
+    job.step("a", work)
+
+
+@habit(returns=2)
+async def a_step_of_a_plain_function(payload, job: AsyncJob):
+    return await job.step("a", lambda: 2)
+
+
 @habit(returns=6)
 async def gathered_step_transactions(payload, job: AsyncJob):
     """Each adds a job in its own transaction: none of them is lost."""
