@@ -6,7 +6,8 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from .._escape import shown
 from .._output import print_json, print_table, report, say
 from .._payload import JsonText
 from .._values import ENDED, STATES, time_of
-from ..errors import NotFound
+from ..errors import NotFound, PyworkerError
 from .job import show_job
 from .options import CliError, as_json, database, reads, writes
 
@@ -199,6 +200,17 @@ def jobs(
     )
 
 
+@contextmanager
+def _all_or_none(job_ids: Sequence[int]) -> Iterator[None]:
+    """The error of one job of several says that the others are as they were."""
+    try:
+        yield
+    except PyworkerError as error:
+        if len(job_ids) > 1:
+            error.hint = " ".join((*([error.hint] if error.hint else []), "No job was changed."))
+        raise
+
+
 @click.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
 @writes
@@ -215,7 +227,8 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, with_lost: bool, mach
     with database(dsn, schema) as db:
         idle = {job_id for job_id, state in db.states(job_ids).items() if state == "available"}
         lost = [] if with_lost or len({*job_ids}) == 1 else db.lost_among(job_ids)
-        retried = db.each(*(partial(db.retry_job, job_id) for job_id in job_ids if job_id not in lost))
+        with _all_or_none(job_ids):
+            retried = db.each(*(partial(db.retry_job, job_id) for job_id in job_ids if job_id not in lost))
     if machine:
         report(retried, machine)
     for job in retried if not machine else ():
@@ -278,7 +291,8 @@ def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine
     """
     with database(dsn, schema) as db:
         ended = {job_id for job_id, state in db.states(job_ids).items() if state in ENDED}
-        cancelled = db.each(*(partial(db.cancel_job, job_id, force) for job_id in job_ids))
+        with _all_or_none(job_ids):
+            cancelled = db.each(*(partial(db.cancel_job, job_id, force) for job_id in job_ids))
     if machine:
         report(cancelled, machine)
     for job in cancelled if not machine else ():
@@ -297,7 +311,9 @@ def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine
 def delete(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
     """Delete jobs permanently, also finished ones."""
     with database(dsn, schema) as db:
-        _show_deleted(db.each(*(partial(db.delete_job, job_id) for job_id in job_ids)), machine)
+        with _all_or_none(job_ids):
+            deleted = db.each(*(partial(db.delete_job, job_id) for job_id in job_ids))
+        _show_deleted(deleted, machine)
 
 
 def _refuse_words(_ctx: click.Context, _param: click.Parameter, words: tuple[str, ...]) -> None:

@@ -90,7 +90,7 @@ class Top(App[None]):
                 with TabPane(f"{n} {page.title}", id=name):
                     if name == "jobs":
                         yield Input(
-                            placeholder="filter: state:discarded task:NAME queue:NAME key:KEY,"
+                            placeholder="filter: state:STATE task:NAME queue:NAME key:KEY,"
                             " and words to look for",
                             id="filter",
                         )
