@@ -343,3 +343,15 @@ def test_a_file_or_a_function_in_place_of_a_module_is_refused_with_the_name_of_t
     assert done.returncode == 1
     assert done.stderr.endswith(": write tasks_of_ours\n")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["retry", "cancel", "delete"])
+def test_if_one_of_several_jobs_is_refused_none_is_changed_and_the_message_says_that(
+    cli: Any, db: Any, dsn: str, verb: str
+) -> None:
+    (job,) = db.execute("select (pyworker.add_job('t', run_at => '2100-01-01')).id").fetchone()
+    done = cli(verb, str(job), "999999", DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith(" No job was changed.\n")
+    assert db.execute("select state from pyworker.get_job(%s)", [job]).fetchone() == ("scheduled",)
+    assert "No job was changed" not in cli(verb, "999999", DATABASE_URL=dsn).stderr

@@ -192,15 +192,3 @@ def states(queue: Any, schema: str, *job_ids: int) -> list[str]:
         queue.conn.execute(f"select state from {name}.get_job(%s)", [job_id]).fetchone()[0]
         for job_id in job_ids
     ]
-
-
-@pytest.mark.parametrize("verb", ["retry", "cancel", "delete"])
-def test_if_one_of_several_jobs_is_refused_none_is_changed_and_the_message_says_that(
-    cli: Any, db: Any, dsn: str, verb: str
-) -> None:
-    (job,) = db.execute("select (pyworker.add_job('t', run_at => '2100-01-01')).id").fetchone()
-    done = cli(verb, str(job), "999999", DATABASE_URL=dsn)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.endswith(" No job was changed.\n")
-    assert db.execute("select state from pyworker.get_job(%s)", [job]).fetchone() == ("scheduled",)
-    assert "No job was changed" not in cli(verb, "999999", DATABASE_URL=dsn).stderr
