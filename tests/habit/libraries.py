@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 from typing import Any
 
@@ -18,7 +19,7 @@ from psycopg_pool import ConnectionPool
 
 import pyworker
 from pyworker import AsyncJob, Job
-from tests.habit.table import habit
+from tests.habit.table import habit, told
 
 DSN = os.environ.get("DATABASE_URL", "")
 PARTS = conninfo_to_dict(DSN)
@@ -72,6 +73,26 @@ def a_session_that_rolls_back_its_job(payload):
     with sqlalchemy.orm.Session(ENGINE) as session, session.begin():
         pyworker.add_job(session, "pong", {"by": "nothing"})
         raise RuntimeError("deliberate")
+
+
+# Of the job that runs in this thread. A commit or a rollback is its block's.
+CONNECTION: contextvars.ContextVar[Any] = contextvars.ContextVar("CONNECTION")
+OF_JOBS = sqlalchemy.create_engine(
+    "postgresql+psycopg://", creator=CONNECTION.get, poolclass=sqlalchemy.pool.NullPool
+)
+for verb in ("do_commit", "do_rollback", "do_close"):
+    setattr(OF_JOBS.dialect, verb, lambda conn: None)
+
+
+@habit(returns=[1, "pong"])
+@told
+def a_session_in_the_jobs_transaction(payload, job: Job):
+    with job.transaction() as conn:
+        CONNECTION.set(conn)
+        with sqlalchemy.orm.Session(OF_JOBS) as session, session.begin():
+            with session.begin_nested():
+                one = session.scalar(sqlalchemy.text("select 1"))
+            return [one, pyworker.add_job(session, "pong", {"by": "its session"}).task_identifier]
 
 
 @habit(returns=1)
