@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from .._db.database import Database
 from . import _guard
 from ._actions import JOB_ACTIONS, Asked, asked, filters_of, with_notice
-from ._request import Problem, root_of
+from ._request import Problem, is_id, root_of
 
 ONE_REQUEST = 5.0  # seconds after which a request says how far it has come
 Rows = tuple[int, int]  # of the audit: the first and the last
@@ -46,7 +46,7 @@ class Actions:
                 newest_id = max((job["id"] for job in db.job_page(max_jobs=1)[0]), default=0)
                 wanted = replace(wanted, last_id=newest_id if newest else 0)
             lost = self._lost(db, wanted)
-            ids = [int(target) for target in wanted.targets if target.isdecimal()]
+            ids = [int(target) for target in wanted.targets if is_id(target)]
             names = db.tasks_of(ids) if wanted.action in JOB_ACTIONS else {}
             statements = [
                 db.action_sql(wanted.action, target, wanted.options) for target in wanted.targets[:20]
@@ -66,7 +66,7 @@ class Actions:
             return False
         if wanted.filters is not None:
             return bool(db.lost_jobs(1))
-        return bool(db.lost_among([int(target) for target in wanted.targets if target.isdecimal()]))
+        return bool(db.lost_among([int(target) for target in wanted.targets if is_id(target)]))
 
     async def act(self, request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=1100)

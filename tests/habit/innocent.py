@@ -18,8 +18,8 @@ STATE = """
 
 
 @task(result=True)
-def innocent(payload, job: Job):
-    first = job.once("innocent")
+def next_job(payload, job: Job):
+    first = job.once("next")
     with job.step_transaction("look") as step:
         conn = step.connection
         row = conn.execute(STATE).fetchone()
@@ -28,8 +28,8 @@ def innocent(payload, job: Job):
 
 
 @task(result=True)
-async def innocent_async(payload, job: AsyncJob):
-    first = await job.once("innocent")
+async def next_job_async(payload, job: AsyncJob):
+    first = await job.once("next")
     async with job.step_transaction("look") as step:
         conn = step.connection
         row = await (await conn.execute(STATE)).fetchone()

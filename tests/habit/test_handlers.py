@@ -52,7 +52,7 @@ def ended(queue: Queue, job_id: int) -> Any:
 
 def innocents(queue: Queue) -> list[Any]:
     """What innocent jobs find now."""
-    added = [queue.add("innocent"), queue.add("innocent_async")]
+    added = [queue.add("next_job"), queue.add("next_job_async")]
     found = [ended(queue, job_id) for job_id in added]
     assert [job.last_error for job in found] == [None, None]
     return [job.result for job in found]

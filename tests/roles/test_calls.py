@@ -152,7 +152,7 @@ def test_a_call_does_what_it_says_or_names_the_role_that_is_missing(
 
 
 def test_a_task_names_the_role_as_well(db: Any, people: Logins) -> None:
-    task = pyworker.task("added by its task")(lambda payload: None)
+    task = pyworker.task("added by a role")(lambda payload: None)
     with psycopg.connect(people.dsn_of(people.of["reader"])) as conn:
         with pytest.raises(RoleMissing, match="needs the role pyworker_producer"):
             task.add(conn, {})

@@ -33,7 +33,7 @@ WORKER = PRODUCER | {
     "worker_ttl", "start_job",
     "run_schedules", "seconds_until_tick", "declare_schedules",
     "parse_crontab", "next_runs",
-    "describe_cron", "was_finished", "worker_health",
+    "describe_cron", "was_finished", "worker_health", "list_tasks", "list_workers",
     "open_worker", "read_reports", "work", "beat", "close_worker", "snooze_jobs",
     "save_step", "get_steps", "wait_for_signal", "set_progress", "log_job", "log_jobs",
 }  # fmt: skip
@@ -41,16 +41,15 @@ LOOKS = {
     "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues",
     "list_sequences",
     "list_tasks", "list_workers",
-    "activity", "problems", "waiting_queues", "count_listed_jobs", "action_sql",
+    "activity", "problems", "waiting_queues", "count_listed_jobs", "action_sql", "check_version",
+    "show_job", "job_marks", "job_errors", "job_log", "job_graph", "job_actions", "explain_job", "doctor",
     "_limits_of",  # by the view queue_stats
 }  # fmt: skip
 ADMIN = WORKER | LOOKS | {
-    "perform_action", "perform_on_listed", "job_actions", "action_outcomes",
-    "job_errors", "job_log", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs",
-    "permanently_fail_jobs",
-    "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence",
-    "explain_job", "job_graph", "job_signals",
-    "doctor", "add_schedule", "remove_schedule", "pause_schedule", "resume_schedule", "run_schedule",
+    "perform_action", "perform_on_listed", "action_outcomes", "cancel_job", "retry_job", "retry_jobs",
+    "delete_job", "complete_jobs", "permanently_fail_jobs", "reschedule_jobs", "prune", "configure",
+    "set_queue", "pause_queue", "resume_queue", "resume_sequence",
+    "job_signals", "add_schedule", "remove_schedule", "pause_schedule", "resume_schedule", "run_schedule",
     # what add_schedule calls with the caller's rights; see the head of schedules/queries
     "_add_schedule", "_lend_query_schema", "_query_function",
 }  # fmt: skip

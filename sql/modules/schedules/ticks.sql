@@ -203,7 +203,7 @@ as $$
 declare
     v_now constant timestamptz := clock();
 begin
-    return (select greatest(extract(epoch from min(t.next_at) - v_now), 0) from schedule_entries t
+    return (select extract(epoch from min(t.next_at) - v_now) from schedule_entries t
             where t.next_at > v_now);
 end;
 $$;

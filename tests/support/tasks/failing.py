@@ -82,7 +82,7 @@ def failing(name, kind):
 U = "00000000-0000-0000-0000-00000000000"
 # A type, and elements of it as JSON.
 TYPES = {
-    "plain": (list, ["a", {"b": [1, None, 1.5]}, "ä€😀"]),
+    "untyped": (list, ["a", {"b": [1, None, 1.5]}, "ä€😀"]),
     "any": ("None", ["a", "nul \0 in it", "half \ud83d", {"key \0": "\udc00"}, "back\\u0000slash"]),
     "strings": (list[str], ["a", "nul \0", "half \ud83d", "whole \U0001f600"]),
     "uuids": (list[UUID], [f"{U}1", f"{U}2", f"{U}3"]),
