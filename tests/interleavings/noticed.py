@@ -59,8 +59,8 @@ PUT_BACK = {
     "_promote_next forgets what was in somebody's hand":
         "finish-one+cancel-waiter/running/rc/commit-rollback/B.B4",
     # Two bulk retries took the halts of two sequences in opposite orders.
-    "retry_jobs locks as it goes": "retry-waiters+retry-waiters-turned/ended/rc/commit-commit/A.A4",
+    "retry_jobs locks as it goes": "retry-waiters+retry-waiters-turned/ended/rc/commit-commit/A.A5",
     # A claim that began after a pause was committed started a job that had its slot from before.
     "a slot that was given before a change counts":
-        "promote-delete+pause-claim/fresh/rc/commit-commit/A.A22.B19",
+        "promote-delete+pause-claim/fresh/rc/commit-commit/A.A23.B21",
 }  # fmt: skip
