@@ -21,7 +21,7 @@
 \endif
 \o /dev/null
 begin isolation level read committed;
-select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '5', true);
+select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '1', true);
 \ir setup/owner.sql
 \ir setup/begin.sql
 
@@ -30,26 +30,6 @@ select not exists (select from migrations where version = 1) as pending \gset
 \if :pending
   \ir migrations/0001_init.sql
   insert into migrations (version, name, breaking) values (1, '0001_init', false);
-\endif
-select not exists (select from migrations where version = 2) as pending \gset
-\if :pending
-  \ir migrations/0002_fleet.sql
-  insert into migrations (version, name, breaking) values (2, '0002_fleet', false);
-\endif
-select not exists (select from migrations where version = 3) as pending \gset
-\if :pending
-  \ir migrations/0003_history_storage.sql
-  insert into migrations (version, name, breaking) values (3, '0003_history_storage', false);
-\endif
-select not exists (select from migrations where version = 4) as pending \gset
-\if :pending
-  \ir migrations/0004_earlier_starts.sql
-  insert into migrations (version, name, breaking) values (4, '0004_earlier_starts', false);
-\endif
-select not exists (select from migrations where version = 5) as pending \gset
-\if :pending
-  \ir migrations/0005_everyday.sql
-  insert into migrations (version, name, breaking) values (5, '0005_everyday', false);
 \endif
 
 -- Functions, views and grants: every file runs at each installation.

@@ -645,13 +645,13 @@ create table steps (
     job_id bigint not null,
     revision integer not null,
     name text collate "C" not null,
+    nth integer default 1 not null,
     run bigint not null,
     at timestamp with time zone,
     is_wait boolean not null,
     until timestamp with time zone,
-    result jsonb,
-    nth integer default 1 not null,
     signal_id bigint,
+    result jsonb,
     constraint steps_pkey PRIMARY KEY (job_id, revision, name, nth)
 );
 

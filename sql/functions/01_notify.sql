@@ -220,7 +220,6 @@ comment on function seconds_until_due(text[], text[], text[]) is
 
 -- What is left after a claim that got fewer jobs than its worker asked for. If it has found all that
 -- there was, and no transaction that was open then has added jobs silently, there is no need to look.
-drop function if exists _what_is_left(_claim, boolean, text[], text[], text[]);
 create or replace function _what_is_left(
     claim _claim, worker_id bigint, asks_ready boolean, task_identifiers text[], queue_names text[],
     forbidden_flags text[], out what _left)
@@ -242,7 +241,6 @@ $$;
 -- `due_in_s`: see seconds_until_due. `ready`, only if `asks_ready`: true if a job may be ready that the
 -- claim did not take: it belongs to other workers, or another session has it locked. This looks at the
 -- first 100 only.
-drop function if exists _look_around(boolean, text[], text[], text[]);
 create or replace function _look_around(
     worker_id bigint, asks_ready boolean, task_identifiers text[], queue_names text[],
     forbidden_flags text[], out what _left)

@@ -136,7 +136,6 @@ $$;
 
 -- Handles the oldest requests whose lanes are free. `promoted`: how many jobs became available to claims.
 -- `again`: it has handled families, and left requests for their queues.
-drop function if exists _promote_requested(bigint);
 create or replace function _promote_requested(walked bigint, out promoted integer, out again boolean)
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
@@ -205,7 +204,6 @@ $$;
 --
 -- The head's row is not locked if its xmax is 0, or if this session can lock it. The exception
 -- block releases that lock at once, since an end must not wait for a claiming transaction.
-drop function if exists _promote_idle_sequences(text[]);
 create or replace function _promote_idle_sequences(keys text[], asked timestamptz) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -250,7 +248,6 @@ $$;
 -- Call it only if the sequence certainly has no head: your transaction has just ended the head, whose row
 -- it had locked, or it holds the sequence's lane, has found no head, and answers a request that was written
 -- at that time (`asked`).
-drop function if exists _promote_next(text[]), _promote_next(text[], boolean);
 create or replace function _promote_next(keys text[], asked timestamptz) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off

@@ -8,7 +8,6 @@ create or replace function _commit_durably() returns text
     return case when current_setting('synchronous_commit') not in ('on', 'remote_apply')
                 then set_config('synchronous_commit', 'on', true) end;
 
-drop function if exists start_job(bigint, bigint);
 create or replace function start_job(job_id bigint, run bigint, delivery text default null) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$

@@ -173,6 +173,14 @@ create type _span as (
     to_id bigint
 );
 
+-- The turn of a worker among those that poll (private): see _polls_in.
+create type _turns as (
+    worker_id bigint,
+    until_us bigint,        -- until then it is true
+    workers bigint,         -- that take the same jobs
+    place bigint            -- of this worker among them, from 0
+);
+
 -- How far a session has walked an index (private); see functions/02_walks.sql. A walk of due jobs
 -- or of promotion requests has one place.
 create type _walk as (
@@ -241,7 +249,7 @@ create type _claim as (
     admitted tid[],          -- those of them that may start
     full_queues text[],      -- queues that have no slot left and more candidates
     in_turn boolean,         -- one of the jobs belongs to a sequence or has a slot
-    paced text[],            -- queues with a rate or turns, whose lanes the claim has taken: 32_rates
+    paced text[],            -- queues with a rate or turns, whose lanes the claim has taken: limits/rates
     cut boolean,             -- jobs of worse priority were left for the next round
     due_at timestamptz,      -- of the first job that is not due yet
     rest boolean             -- there are available jobs that it did not find, or requests
@@ -289,15 +297,17 @@ create table queues (
     inherits boolean not null default false,    -- paused, never configured: its family's concurrency counts
     -- The transaction of the last change. A claim that could not see it breaks no limit.
     changed xid8 not null default pg_current_xact_id(),
-    -- In no window of rate_period, a time in seconds, start more than rate_limit jobs: 32_rates.
+    -- In no window of rate_period, a time in seconds, start more than rate_limit jobs: limits/rates.
     rate_limit integer constraint queues_rate_limit check (rate_limit >= 1),
     rate_period interval,
     fair boolean not null default false,        -- of a family: its queues take turns
     constraint queues_rate check ((rate_limit is null) = (rate_period is null))
 );
 create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
+-- Families that are paused: each queue looks for one.
+create index queues_paused_family on queues (queue_name) where paused and right(queue_name, 1) = '*';
 
--- The starts of queues with a rate (32_rates): one row for each claim that started some. `total` grows by
+-- The starts of queues with a rate (limits/rates): one row for each claim that started some. `total` grows by
 -- the number of jobs, so the difference of two rows is what started between them. The first row of a queue
 -- is of the time -infinity.
 create table starts (
@@ -307,6 +317,17 @@ create table starts (
     primary key (queue_name, at, total)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0);
+
+-- The starts that a queue had while it had no rate. A row may stand for several starts that are close
+-- together: it has the time of the last. A table of its own: in `starts` a claim that could not see these
+-- rows yet might come between, and go on from another total.
+create table earlier_starts (
+    queue_name text collate "C" not null,
+    at timestamptz not null,
+    jobs bigint not null,
+    counted_by xid8 not null default pg_current_xact_id(), -- so no two calls of set_queue wait for each other
+    primary key (queue_name, at, counted_by)
+);
 
 -- One row per start of a worker process. Ids are never reused, so a late report of a dead worker is
 -- always recognised.
@@ -320,6 +341,8 @@ create table workers (
     locked boolean not null default false,          -- its control connection holds a lock: hold_worker_lock
     suspect_since timestamptz                       -- when that lock was found free
 ) with (fillfactor = 50);
+-- Rows of workers stay for a day after their end. What looks for the others, passes them.
+create index workers_dead on workers (dead_at);
 
 -- Which jobs each claim took. By these rows a worker's running jobs are found without a walk along
 -- all waiting jobs: no index of live_jobs may contain worker_id. Each claim writes a row, and now
@@ -342,11 +365,11 @@ create table live_jobs (
     ready_at timestamptz,                           -- run_at while running, or available and not parked
     due_at timestamptz,                             -- run_at while scheduled or retryable; the end of a
                                                     -- wait for a signal; while parked for its queue, the
-                                                    -- time at which the queue's rate has room: 32_rates
+                                                    -- time at which the queue's rate has room: limits/rates
     parked text collate "C",                        -- available: 'queue'; pending: 'sequence', 'next',
                                                     -- 'unmet' or 'signal'
     -- what a claim changes
-    has_slot boolean,                               -- true while available with a slot of its queue: 32_slots
+    has_slot boolean,                               -- available, with a slot of its queue: queues/slots
     worker_id bigint,                               -- not null exactly while running
     run bigint not null default 0,                  -- fencing token: only grows, never repeats
     attempts smallint not null default 0,           -- attempts used; a release gives one back
@@ -384,7 +407,7 @@ create table live_jobs (
     finished_at timestamptz,
     expires_at timestamptz,                         -- when it may be pruned; here only while discarded
     result jsonb,
-    -- limits of the waiting: functions/23_deadlines.sql
+    -- limits of the waiting: coordination/deadlines
     start_by timestamptz,                           -- add_job's expires_at, until its first claim
     wait_until timestamptz,                         -- by then a replace must not put it off (max_wait)
     waits_since timestamptz,                        -- since then it has waited; null: since created_at
@@ -427,6 +450,9 @@ create index live_jobs_expires on live_jobs (expires_at) where expires_at is not
 -- on which the job ended. So dropping a day drops exactly what has expired, even if tasks differ in
 -- retention. maintain() makes and drops the daily partitions.
 create table finished_jobs (like live_jobs including compression) partition by range (expires_at);
+-- History takes a payload as live_jobs holds it. The server compressed it when the job was added, if that
+-- made it smaller; to try again with a large payload costs more than all the rest of the job's end.
+alter table finished_jobs alter payload set storage external;
 create table finished_jobs_default partition of finished_jobs default;
 -- A B-tree costs about 0.7 us more per finished job than a block range index. But a block range
 -- index finds nothing before autovacuum has summarized it: after 150,000 jobs had just ended, a
@@ -434,7 +460,7 @@ create table finished_jobs_default partition of finished_jobs default;
 create index finished_jobs_id on finished_jobs (id);
 create index finished_jobs_unique_key on finished_jobs (unique_key) where unique_key is not null;
 
--- One row per unique key that a job has. The primary key makes uniqueness strong: 16_unique.
+-- One row per unique key that a job has. The primary key makes uniqueness strong: keys/unique.
 create table unique_keys (
     unique_key bytea primary key,
     adds integer not null default 1
@@ -460,7 +486,7 @@ create table errors (
 );
 create index errors_job on errors (job_id, run);
 
--- What jobs wait for: the ends of other jobs (functions/34_edges.sql). An edge counts for one revision of
+-- What jobs wait for: the ends of other jobs (dependencies/edges). An edge counts for one revision of
 -- the child. A replace raises the revision, so it need not touch the older edges.
 create table edges (
     child_id bigint not null,
@@ -469,7 +495,7 @@ create table edges (
     ref text,                                   -- what the call that added the child named the parent
     condition text collate "C" not null,        -- 'success', 'end' or 'failure'
     cancels boolean not null,                   -- cancel the child if the parent ends in another way
-    met text collate "C",                       -- the state in which the parent met the condition: 34_edges
+    met text collate "C",                       -- the parent's state that met it: dependencies/edges
     result jsonb,                               -- the parent's result then, for the child
     -- A job may name another one twice: with two conditions, or by two refs of which one is a duplicate.
     unique nulls not distinct (child_id, revision, parent_id, condition, ref)
@@ -480,7 +506,7 @@ create index edges_parent on edges (parent_id);
 create table watches (
     child_id bigint not null,
     revision integer not null,
-    from_id bigint,                             -- the edges to parents with lower ids are met: 34_edges
+    from_id bigint,                             -- lower parents' edges are met: dependencies/edges
     parent_id bigint not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index watches_parent on watches (parent_id);
@@ -494,20 +520,22 @@ create table vanished_parents (
 create index vanished_parents_at on vanished_parents (at);
 
 -- What a job has done and must not do again, and the signals that it waits for or has got
--- (functions/36_steps.sql). Like an edge, a step counts for one revision of the job.
+-- (coordination/steps). Like an edge, a step counts for one revision of the job.
 create table steps (
     job_id bigint not null,
     revision integer not null,
     name text collate "C" not null,
+    nth integer not null default 1,             -- of a wait: which of the run's waits for this name it is
     run bigint not null,                        -- that saved it, or that waits
     at timestamptz,                             -- null: the job waits for a signal of this name
     is_wait boolean not null,
     until timestamptz,                          -- of a wait: it ends then, without a signal
+    signal_id bigint,                           -- of a wait: the signal that answered it
     result jsonb,
-    primary key (job_id, revision, name)
+    primary key (job_id, revision, name, nth)
 );
 
--- Signals that were sent. Of each name, the first counts.
+-- Signals that were sent. Each answers one wait for its name, the oldest first.
 create table signals (
     id bigint generated always as identity primary key,
     job_id bigint not null,
@@ -527,7 +555,7 @@ create table progress (
     at timestamptz not null
 ) with (fillfactor = 50);
 
--- What the runs of jobs have logged, the newest lines of each job (functions/46_log.sql).
+-- What the runs of jobs have logged, the newest lines of each job (runners/log).
 create table log_lines (
     id bigint generated always as identity,
     job_id bigint not null,
@@ -539,7 +567,7 @@ create table log_lines (
     primary key (job_id, id)
 );
 
--- Who waits for the end of which job: wait_for_job (functions/52_waiters.sql). Only a hint.
+-- Who waits for the end of which job: wait_for_job (coordination/waiters). Only a hint.
 create unlogged table waiters (
     job_id bigint not null,
     until timestamptz not null
@@ -564,6 +592,10 @@ create table promotion_requests (
     autovacuum_vacuum_cost_delay = 0);
 create index promotion_requests_lane on promotion_requests (lane, id);
 create index promotion_requests_changed on promotion_requests (id) where changed;
+-- The requests that a promotion may answer now are found without those that wait for transactions to end:
+-- there is one of them for each queue that was set, and they wait as long as the oldest transaction.
+create index promotion_requests_open on promotion_requests (id) where after is null;
+create index promotion_requests_after on promotion_requests (after, id) where after is not null;
 
 -- Jobs that became available at places in the claim order that a session may have passed
 -- (02_walks). Only a hint, so the table is unlogged.
@@ -622,8 +654,7 @@ create table audit_log (
     action text not null,
     target text not null,
     ok boolean not null,
-    outcome text not null,
-    before jsonb                                -- of a retried job: what undo_actions() gives it back
+    outcome text not null
 );
 create index audit_log_at on audit_log (at); -- for pruning
 
@@ -657,3 +688,7 @@ create sequence silent_at minvalue 0 start 0;           -- when silent_before wa
 create sequence coordination_used minvalue 0 start 0;   -- set once a dependency, step, signal … was stored
 create sequence waited_until minvalue 0 start 0;        -- until then a caller waits for the end of a job
 create sequence walks_until minvalue 0 start 0;         -- until then sessions may remember places: 02_walks
+
+-- Registers too: what workers know of each other, to share their looks at the queue: workers/fleet.
+create sequence fleet_size minvalue 0 start 0;          -- how many workers the last sweep saw
+create sequence notifications minvalue 0 start 0;       -- counts them

@@ -55,14 +55,16 @@ begin
 end;
 $$;
 
--- Before a migration: the locks on all tables, at once or none. A session that works may hold one of them and
--- wait for another, so this waits for no lock while it holds others.
+-- Before a migration: the locks on all views and tables, at once or none. A session that works may hold one
+-- of them and wait for another, so this waits only for a moment for a lock while it holds others, and then
+-- tries again.
 do $$
 declare
     v_timeout constant text := current_setting('lock_timeout');
+    v_until constant timestamptz := clock_timestamp() + v_timeout::interval;
     v_tables constant text := (
-        select string_agg(format('%I', c.relname), ', ' order by c.oid) from pg_class c
-        where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relkind in ('r', 'p')
+        select string_agg(format('%I', c.relname), ', ' order by c.relkind <> 'v', c.oid) from pg_class c
+        where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relkind in ('v', 'r', 'p')
           and not c.relispartition and c.relname <> 'migrations');
 begin
     while v_tables is not null
@@ -73,6 +75,9 @@ begin
             perform set_config('lock_timeout', v_timeout, true);
             exit;
         exception when lock_not_available then
+            if clock_timestamp() > v_until then
+                raise;
+            end if;
             perform pg_sleep(0.02);
         end;
     end loop;

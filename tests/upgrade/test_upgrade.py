@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from pyworker._db.migrations import migrate, migrations
 from tests.support.databases import check_invariants
+from tests.upgrade.later import VERSION, Later, make
 from tests.upgrade.states import LEFT, Worker
 
 RELEASED = sorted(Path(__file__).parent.glob("*.sql.gz"))
@@ -39,6 +41,11 @@ def released(request: Any, empty_dsn: str) -> str:
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute(gzip.decompress(request.param.read_bytes()))
     return empty_dsn
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> Later:
+    return make(tmp_path)
 
 
 class User(threading.Thread):
@@ -127,16 +134,30 @@ def used(*users: User) -> Iterator[None]:
     assert [user.failure for user in users] == [None] * len(users)
 
 
-def test_a_database_of_a_released_version_is_upgraded_under_load_and_loses_no_job(released: str) -> None:
+@pytest.fixture(params=[("by_psql", "by_command"), ("by_command", "by_psql")], ids=["psql", "command"])
+def upgrades(request: Any, later: Later) -> list[Callable[[str], subprocess.CompletedProcess[str]]]:
+    """The first upgrades the database, the second finds nothing to do."""
+    return [getattr(later, name) for name in request.param]
+
+
+def test_a_database_of_a_released_version_is_upgraded_under_load_twice_and_loses_no_job(
+    released: str, upgrades: list[Callable[[str], subprocess.CompletedProcess[str]]]
+) -> None:
     with psycopg.connect(released, autocommit=True) as conn:
         before = jobs(conn)
         producer, handlers = Producer(released), [Handler(released) for _ in range(2)]
         with used(producer, *handlers):
+            for upgrade in upgrades:
+                for user in (producer, *handlers):
+                    user.go_on()
+                done = upgrade(released)
+                assert (done.returncode, done.stderr) == (0, "")
             for user in (producer, *handlers):
                 user.go_on()
-            migrate(conn)
-            for user in (producer, *handlers):
-                user.go_on()
+        assert conn.execute("select pyworker.schema_version()").fetchone() == (VERSION,)
+        assert conn.execute(
+            "select note from pyworker.live_jobs where task_identifier = 'later'"
+        ).fetchall() == [("of old",)]
         settle(conn)
         after = jobs(conn)
         assert {*before, *producer.added} <= {*after}
@@ -198,6 +219,23 @@ def test_an_upgrade_leaves_no_function_behind_that_has_gone(
     with psycopg.connect(released, autocommit=True) as conn:
         migrate(conn)
         assert set(conn.execute(functions)) - set(fresh.execute(functions)) == set()
+
+
+def test_an_upgrade_from_the_last_version_keeps_each_private_function_for_calls_that_are_under_way(
+    empty_dsn: str,
+) -> None:
+    """Such a call goes on in the old text of its function, and finds by name what that calls."""
+    last = max(RELEASED, key=lambda path: [int(part) for part in path.name.split(".")[:3]])
+    functions = (
+        "select oid::regprocedure::text, pg_get_function_result(oid) from pg_proc "
+        "where pronamespace = 'pyworker'::regnamespace and proname like '\\_%'"
+    )
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(gzip.decompress(last.read_bytes()))
+        before = conn.execute(functions).fetchall()
+        migrate(conn)
+        assert before
+        assert set(before) - set(conn.execute(functions).fetchall()) == set()
 
 
 def test_a_migration_of_a_released_version_is_never_edited(released: str) -> None:

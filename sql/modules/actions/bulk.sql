@@ -40,8 +40,6 @@ begin
 end;
 $$;
 
-drop function if exists perform_on_listed(text, text, text[], text[], text[], text, text, timestamptz,
-                                          timestamptz, bigint, bigint, integer);
 create or replace function perform_on_listed(
     action text, actor text, states text[] default null, tasks text[] default null,
     queues text[] default null, job_key text default null, search text default null,

@@ -236,7 +236,6 @@ begin
 end;
 $$;
 
-drop function if exists retry_jobs(bigint[]);
 create or replace function retry_jobs(job_ids bigint[], lost boolean default false) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$

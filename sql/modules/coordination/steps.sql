@@ -145,7 +145,6 @@ end;
 $$;
 
 -- The answer to a wait, saved for later runs; null if there is none yet, and the job waits from now on.
-drop function if exists _answer_or_park(live_jobs, text, timestamptz);
 create or replace function _answer_or_park(job live_jobs, name text, nth integer, until timestamptz)
     returns jsonb
     language plpgsql set search_path from current set enable_seqscan = off set jit = off

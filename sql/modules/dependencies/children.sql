@@ -39,7 +39,6 @@ $$;
 -- Those of these live jobs that another session has locked, or that have ended since the caller saw them.
 -- `discarded`: those that it saw discarded. The exception block releases the locks at once, since an end must
 -- not wait for a claiming transaction.
-drop function if exists _locked_of(bigint[]);
 create or replace function _locked_of(job_ids bigint[], discarded bigint[]) returns bigint[]
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off

@@ -166,7 +166,6 @@ comment on function maintain() is
     'alone, as every finish would wait for the end of that transaction. Returns counts, or null '
     'while another call runs.';
 
-drop function if exists configure(interval, interval, interval, integer, interval, integer, interval);
 create or replace function configure(
     completed_retention interval default null, cancelled_retention interval default null,
     discarded_retention interval default null, max_payload_bytes integer default null,

@@ -272,7 +272,6 @@ end;
 
 -- Leaves to the next round of a claim all jobs of a worse priority than the first job of these queues: they
 -- may have more jobs of that priority, which are no candidates yet.
-drop function if exists _cut_at_priority(_claim, text[], text[]);
 create or replace function _cut_at_priority(inout claim _claim, queue_names text[], hiding text[])
     language plpgsql set search_path from current
 as $$

@@ -53,7 +53,6 @@ $$;
 
 -- The first available job of each priority; the recursion skips through the index from priority to
 -- priority. And the oldest available job of each queue.
-drop function if exists _metrics_of_waiting();
 create or replace function _metrics_of_waiting(max_rows integer)
     returns table (name text, kind text, help text, labels jsonb, value double precision)
     language plpgsql stable set search_path from current

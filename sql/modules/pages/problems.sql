@@ -3,7 +3,6 @@
 
 -- The queues whose oldest available job waits longest, among the 5,000 live jobs with the lowest ids
 -- and the first 5,000 in the order of claims. since: the run_at of that job.
-drop function if exists _oldest_by_queue();
 create or replace function _oldest_by_queue(max_rows integer default 5000)
     returns table (queue_name text, job_id bigint, since timestamptz)
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off

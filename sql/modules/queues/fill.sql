@@ -123,8 +123,6 @@ $$;
 -- takes turns has one of each kind; a claim that wants more takes what it wants in equal parts from the kinds
 -- of these tasks. `passed`: jobs that do not count, since other sessions have them locked. Returns how many
 -- became candidates.
-drop function if exists _make_candidates(text[], integer, integer);
-drop function if exists _make_candidates(text[], integer, integer, text[]);
 create or replace function _make_candidates(
     queue_names text[], asked integer, wanted integer, tasks text[], passed tid[] default '{}')
     returns integer
@@ -218,7 +216,6 @@ $$;
 
 -- Parks candidates of full and of paused queues whose lanes this session holds, up to 1,000 of each
 -- queue; `turnless`: only those that have no turn. Returns the queues that may have more of them.
-drop function if exists _park_candidates(text[]);
 create or replace function _park_candidates(queue_names text[], turnless boolean default false) returns text[]
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
@@ -306,8 +303,6 @@ end;
 
 -- The last of so many candidates of a kind that come before one of its jobs; no row if there are fewer, or
 -- if `enough` is null. `passed`: but for these.
-drop function if exists _last_of_candidates(text, text, text, bigint);
-drop function if exists _last_of_candidates(text, text, text, bigint, smallint, timestamptz, bigint);
 create or replace function _last_of_candidates(
     queue_name text, task text, flags text, enough bigint, priority smallint, run_at timestamptz, id bigint,
     passed tid[] default '{}')
@@ -340,7 +335,6 @@ end;
 
 -- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already are
 -- candidates. `passed`: but for these.
-drop function if exists _first_of_kind(text, text, text, bigint);
 create or replace function _first_of_kind(
     queue_name text, task text, flags text, up_to bigint, passed tid[] default '{}')
     returns table (tid tid, place bigint)

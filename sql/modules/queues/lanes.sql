@@ -32,7 +32,6 @@ $$;
 -- settings have changed, transactions that are still open may have used the old ones: this writes
 -- another request, to look again when they have ended. Returns the lanes with changed settings, and since
 -- when the oldest request of a sequence has waited.
-drop function if exists _take_requests(text[], bigint);
 create or replace function _take_requests(
     lanes text[], walked bigint, out changed text[], out asked timestamptz)
     language plpgsql set search_path from current

@@ -76,9 +76,6 @@ $$;
 -- with: a job that is parked later comes with a request. `low`: queues that are to be filled again, by the
 -- next round or the next claim. `limited`: these queues and those whose lanes other sessions have. The
 -- requests for the others bring a worker back when those sessions have ended.
-drop function if exists _close_queues(_claim, text[], bigint[], boolean[], text[]);
-drop function if exists _close_queues(_claim, text[], bigint[], boolean[], boolean[], text[]);
-drop function if exists _close_queues(_claim, text[], bigint[], boolean[], boolean[], boolean[], text[]);
 create or replace function _close_queues(
     inout claim _claim, queue_names text[], free bigint[], crowded boolean[], waits boolean[], low boolean[],
     limited text[])
@@ -291,7 +288,6 @@ $$;
 -- whether a paced queue has parked jobs or, if it takes turns, more candidates; null if it is not paced.
 -- `low`: whether another one has parked jobs and no such candidate. `hides`: whether a paced one may have
 -- better jobs that are no candidates yet.
-drop function if exists _room_in(text[], tid[], tid[], timestamptz);
 create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
     returns table (
         queue_name text, free bigint, crowded boolean, rated boolean, paced_waits boolean, low boolean,
@@ -334,8 +330,6 @@ begin atomic
 end;
 
 -- The kinds of jobs that are parked in a queue, each with its first job: one index look-up per kind.
-drop function if exists _openings_in(text[], integer, integer, text[], timestamptz);
-drop function if exists _kinds_in(text);
 create or replace function _kinds_in(queue_name text)
     returns table (task text, flags text, priority smallint, run_at timestamptz, id bigint)
     language sql stable
@@ -359,7 +353,6 @@ end;
 -- be candidates (`places`): see _make_candidates. In a queue with a rate these are 300, or as many as a claim
 -- asks for: its claims look for more. A queue without parked jobs, or without a place, has one row without a
 -- kind. `free_at`: if the rate is used up, when it has room again.
-drop function if exists _openings_in(text[], integer, integer, timestamptz);
 create or replace function _openings_in(
     queue_names text[], asked integer, wanted integer, tasks text[], now timestamptz)
     returns table (

@@ -123,7 +123,6 @@ create or replace function _sweep_is_due(grace_s double precision) returns boole
 
 -- Finds dead workers, cancels the jobs that have expired, and fills the queues whose next jobs are locked.
 -- Returns `grace_s` as it is then.
-drop function if exists _sweep_if_due(bigint, double precision);
 create or replace function _sweep(worker_id bigint) returns double precision
     language plpgsql set search_path from current set lock_timeout = '200ms'
 as $$
