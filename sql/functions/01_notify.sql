@@ -253,7 +253,7 @@ declare
     v_now constant timestamptz := clock();
     v_walks constant boolean := _walks_are_kept();
     v_polls_in constant double precision := case when _worker_is_polling() then _polls_in(worker_id) end;
-    v_due_from constant timestamptz := case when v_walks then _walked_due() else '-infinity' end;
+    v_due_from constant timestamptz := case when v_walks then _walked_to('due') else '-infinity' end;
     v_requests_from constant bigint := case when v_walks then _walked_requests() else 0 end;
     -- Before the statement below takes its snapshot: see the head of this file.
     v_unnotified constant boolean :=

@@ -10,7 +10,8 @@
 -- a retry, a released job. They are listed in late_arrivals while walks_until says that a session
 -- remembers a place.
 --
--- There are three such walks: 'claim' (claim_jobs), 'due' and 'requests' (promote_jobs).
+-- There are four such walks: 'claim' (claim_jobs), 'due' and 'requests' (promote_jobs), and 'expired', which
+-- no claim depends on.
 
 -- The walk that the session remembers for this owner; a row of nulls if none, or if it expired.
 create or replace function _walk_of(name text, owner bigint) returns _walk
@@ -72,12 +73,23 @@ begin
 end;
 $$;
 
--- Where the session's next walk along the due jobs begins.
-create or replace function _walked_due() returns timestamptz
+-- Where the session's next walk along times begins, 'due' or 'expired'.
+drop function if exists _walked_due();
+create or replace function _walked_to(name text) returns timestamptz
     language plpgsql stable set search_path from current
 as $$
 begin
-    return coalesce(((_walk_of('due', 'live_jobs'::regclass::oid::bigint)).places[1]).ready_at, '-infinity');
+    return coalesce(((_walk_of(name, 'live_jobs'::regclass::oid::bigint)).places[1]).ready_at, '-infinity');
+end;
+$$;
+
+-- Remembers that it has seen all times up to a second ago.
+create or replace function _keep_time(name text, now timestamptz, began timestamptz) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    perform _keep_walk(name, row('live_jobs'::regclass::oid::bigint, null, array[row(
+        0, now - interval '1 second', 0, null, null, null)::_span], null, null), began);
 end;
 $$;
 

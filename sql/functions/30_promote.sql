@@ -19,7 +19,7 @@ declare
     v_round record;
 begin
     if current_setting('pyworker.walk_due', true) <> '' then
-        v_due_from := _walked_due();
+        v_due_from := _walked_to('due');
     end if;
     if current_setting('pyworker.walk_requests', true) <> '' then
         v_from := _walked_requests();
@@ -64,7 +64,7 @@ create or replace function _promote_due(began timestamptz) returns integer
 as $$
 declare
     v_now timestamptz := clock();
-    v_from timestamptz := _walked_due();
+    v_from timestamptz := _walked_to('due');
     v_read bigint := _entries_read('live_jobs_due');
     v_due tid[];
     v_limited text[];
@@ -77,8 +77,7 @@ begin
        -- Only if this call takes every due job: no more are due than one call takes, and no other
        -- session has one locked. Then the next walk may begin at the time of a second ago.
        and not exists (select from live_jobs d where d.due_at <= v_now and d.ctid <> all (v_due)) then
-        perform _keep_walk('due', row('live_jobs'::regclass::oid::bigint, null, array[row(
-            0, v_now - interval '1 second', 0, null, null, null)::_span], null, null), began);
+        perform _keep_time('due', v_now, began);
     end if;
     if v_due = '{}' then
         return 0;

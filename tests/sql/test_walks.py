@@ -293,18 +293,23 @@ def test_a_place_is_kept_for_twenty_times_as_long_as_the_walk_took(api: Any, act
     a.rows("select set_config('pyworker.walk_due', '', false)")
 
 
-@pytest.mark.parametrize("what", ["due jobs", "requests"])
+LEFT = """
+    select from pyworker.promotion_requests where after is null union all
+    select from pyworker.live_jobs where start_by < pyworker.clock() limit 1"""
+INDEXES = {"due": "live_jobs_due", "expired": "live_jobs_start_by", "requests": "promotion_requests_pkey"}
+
+
+@pytest.mark.parametrize("what", INDEXES)
 def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
     api: Any, actor: Callable[[], Any], worker: int, clock: Any, what: str
 ) -> None:
-    index = "pyworker.live_jobs_due" if what == "due jobs" else "pyworker.promotion_requests_pkey"
-    read = f"select pyworker._entries_read('{index}')"
+    read = f"select pyworker._entries_read('pyworker.{INDEXES[what]}')"
     old = actor()
     old.begin("repeatable read")
     old.rows("select 1 from pyworker.jobs")
     api.rows("update pyworker.workers set expires_at = 'infinity'")
-    if what == "due jobs":
-        add(api, 5 * MANY, run_at=str(api.at("1 minute")))
+    if what != "requests":
+        add(api, 5 * MANY, **{"run_at" if what == "due" else "expires_at": str(api.at("1 minute"))})
         clock.advance(minutes=2)
     else:
         api.set_queue("q", 2**31 - 1)
@@ -312,9 +317,7 @@ def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
             "insert into pyworker.promotion_requests (lane) select 'queue:q' from generate_series(1, %s)",
             [5 * MANY],
         )
-    while api.promote_jobs() or api.rows(
-        "select from pyworker.promotion_requests where after is null limit 1"
-    ):
+    while api.promote_jobs() or api.rows(LEFT):
         pass
     while jobs := api.claim_jobs(worker, 1000):
         api.finish(*ids(jobs))
@@ -328,14 +331,16 @@ def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
         a.commit()
         return count
 
-    kept = KEPT.format("due" if what == "due jobs" else "requests")
-    again = kept + "select from kept cross join lateral pyworker.promote_jobs()"
+    again = KEPT.format(what) + "select from kept cross join lateral pyworker.promote_jobs()"
     assert walked(a.promote_jobs) > MANY
     assert max(walked(lambda: a.rows(again, ["0.9 seconds", None])) for _ in range(3)) < 200
     old.commit()
     # What comes then is seen.
+    expiring = api.add_job("t", expires_at=api.at("1 second"))
     job = api.add_job("t", queue_name="q", run_at=None if what == "requests" else api.at("1 second"))
     clock.advance(seconds=2)
+    a.promote_jobs()
+    assert api.get_job(expiring.id).state == "cancelled"
     assert ids(a.claim_jobs(worker, 1)) == [job.id]
 
 

@@ -33,7 +33,8 @@ create or replace function _wait_until(job live_jobs, max_wait interval, now tim
                 when _waits_again(job) then now + max_wait
                 else least((job).wait_until, coalesce((job).waits_since, (job).created_at) + max_wait) end;
 
--- Cancels jobs whose time to begin is over.
+-- Cancels jobs whose time to begin is over. It remembers how far it has walked (02_walks): a job that commits
+-- with an earlier time, or that another session has locked, is cancelled up to two seconds later.
 create or replace function _expire_jobs() returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
@@ -41,14 +42,23 @@ create or replace function _expire_jobs() returns void
 as $$
 declare
     v_now constant timestamptz := clock();
+    v_began constant timestamptz := clock_timestamp();
+    v_from timestamptz;
+    v_read bigint;
     v_expired bigint[];
 begin
     if not _coordination_is_used() then
         return;
     end if;
+    v_from := _walked_to('expired');
+    v_read := _entries_read('live_jobs_start_by');
     v_expired := array(
-        select j.id from live_jobs j where j.start_by <= v_now
+        select j.id from live_jobs j where j.start_by <= v_now and j.start_by > v_from
         order by j.start_by limit 1000 for update skip locked);
+    if v_from = '-infinity' and cardinality(v_expired) < 1000
+       and _entries_read('live_jobs_start_by') - v_read > 2000 + 2 * cardinality(v_expired) then
+        perform _keep_time('expired', v_now, v_began);
+    end if;
     if v_expired <> '{}' then
         perform _finalize_jobs(
             v_expired, null, 'cancelled', null, 'expired', 'it had not begun by its expires_at');
