@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.rows.crowds import GONE
+
 _FEW = 30_000  # more than any crowd here has, and what these functions say that they read at most
 _ALL = 10_000_000
 
@@ -44,6 +46,18 @@ ALLOWED: list[tuple[str, str, int, str]] = [
         )
     ),
     ("job_graph", "", 2 * _FEW, "a plan of a small table reads all edges until ANALYZE"),
+    # Under an old snapshot.
+    *((verb, crowd, 4500, "no session remembers a walk along requests of less than half a millisecond")
+      for verb in ("work", "claim_jobs", "promote_jobs", "seconds_until_due", "maintain") for crowd in GONE),
+    *((verb, "gone: of many sequences", 2 * _FEW, "walks of less than half a millisecond each")
+      for verb in ("work", "claim_jobs", "seconds_until_due")),
+    *(("beat: that sweeps", crowd, 2 * _FEW, "once a second, one session looks from the first ready job")
+      for crowd in GONE),
+    *((verb, crowd, 2 * _FEW, "the look for the next scheduled job passes those that are gone")
+      for verb in ("work", "claim_jobs", "seconds_until_due")
+      for crowd in ("gone: deleted", "gone: retried")),
+    *((verb, "gone: of a limited queue", 2 * _FEW, "a queue's first job stands behind those that are gone")
+      for verb in ("add_job", "add_jobs", "work", "claim_jobs", "finish_job", "promote_jobs")),
     # Plans of small tables hold until the first ANALYZE, and there are as many tasks as the code has.
     *((verb, "tasks", 2 * _FEW, "a plan of a small table reads all tasks until ANALYZE") for verb in (
         "add_job", "add_jobs", "add_batch", "extend_batch", "define_task", "fail_jobs", "run_schedule",

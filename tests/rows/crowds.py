@@ -91,12 +91,57 @@ CROWDS: dict[str, str] = {
             where %(tag)s is not null), '{"identifier": "callback"}')""",
 }
 
+LATE, DISCARDED = FAILED.format('{"delay": "1 hour"}'), FAILED.format('{"discard": true}')
+CLAIM = f"{CLAIMED} select"
+AGAIN = "select pyworker.retry_jobs(array(select id from held))"
+DELETED = """
+    select from pyworker.jobs j, pyworker.delete_job(j.id) where j.task_identifier = %(crowd)s"""
+DUE = """select pyworker.advance_clock('2 hours');
+    select pyworker.promote_jobs() from generate_series(0, %(n)s, 1000)"""
+# The workers of a crowd; those of `world` were first.
+CLOSED = """
+    select pyworker.unregister_worker(w.id)
+    from (select id from pyworker.workers order by id offset 2) w"""
+# What has come and gone: nothing of it is left except what VACUUM cannot remove under an old snapshot.
+GONE: dict[str, str] = {
+    "gone: ended": run("", ENDED),
+    "gone: with expires_at, ended in time": run("'expires_at', pyworker.clock() + interval '1 hour'", ENDED),
+    "gone: expired": f"""{specs("'expires_at', pyworker.clock() + interval '1 hour'")};
+        {DUE}""",
+    "gone: promoted": f"""{specs("'run_at', pyworker.clock() + interval '1 hour'")};
+        {DUE}; {CLAIM}; {ENDED}""",
+    "gone: retried by itself": run("", LATE) + f"; {DUE}; {CLAIM}; {ENDED}",
+    "gone: retried": f"""{run("", LATE)}; {AGAIN}; {CLAIM}; {ENDED}""",
+    "gone: discarded, retried": f"""{run("", DISCARDED)}; {AGAIN}; {CLAIM}; {ENDED}""",
+    "gone: deleted": f"{specs(LATER)}; {DELETED}",
+    "gone: with keys": run("'job_key', 'k' || %(tag)s || i", ENDED),
+    "gone: with unique keys": run(
+        """'unique_policy', '{"keys": ["args"]}'::jsonb, 'payload', jsonb_build_array(%(tag)s, i, 0)""", ENDED
+    ),
+    "gone: replaced": specs(f"'job_key', 'keyed', {LATER}"),
+    "gone: parked": f"""select pyworker.set_queue('parked', null), pyworker.pause_queue('parked');
+        {specs("'queue_name', 'parked'")}; select pyworker.resume_queue('parked'); {CLAIM}; {ENDED}""",
+    "gone: of a limited queue": f"{CROWDS['of a limited queue']}; {DELETED}",
+    "gone: of many queues": run("'queue_name', 'q' || %(tag)s || i", ENDED),
+    "gone: of one sequence": f"{CROWDS['of one sequence']}; {DELETED}",
+    "gone: of many sequences": run(
+        "'sequence_policy', jsonb_build_object('key', 'g' || %(tag)s || i)", ENDED
+    ),
+    "gone: released": f"{specs('')}; {CLAIM};"
+    f" select pyworker.release_jobs(array_agg(id), array_agg(run)) from held; {CLAIM}; {ENDED}",
+    "gone: that waited for one job": f"{CROWDS['that wait for one job']}; {DELETED}",
+    "gone: leases": "select pyworker.heartbeat(w.id) from generate_series(1, %(n)s) cross join"
+    " (select min(w.id) as id from pyworker.workers w) w",
+}
+
 
 def make(rows: Any, name: str, n: int) -> None:
-    for statement in CROWDS[name].replace("% ", "%% ").split(";"):
+    for statement in (CROWDS | GONE)[name].replace("% ", "%% ").split(";"):
         if "claim_jobs" in statement:
             settle(rows)
         rows(statement, {"n": n, "tag": f"{n}.", "crowd": name})
+    if name in GONE:
+        rows(CLOSED)
 
 
 def settle(rows: Any) -> None:

@@ -26,6 +26,16 @@ ALONE = """
         end loop;
     end $$"""
 
+# A session keeps a place for 20 times as long as it took to reach it; here, for two seconds.
+PROLONG = """
+    select set_config(n, row(w.owner, clock_timestamp() + interval '1.9 s', w.places, w.late_ids,
+            w.seen)::text, false),
+        setval('pyworker.walks_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 10000)
+    from unnest(array['claim', 'due', 'requests', 'expired']) name
+    cross join lateral (select 'pyworker.walk_' || name) s(n)
+    cross join lateral (select (nullif(current_setting(n, true), '')::pyworker._walk).*) w
+    where w.until is not null"""
+
 
 class Reads:
     """Rows and pages, by table or index."""
@@ -48,6 +58,8 @@ class Place:
             dsn, autocommit=True, row_factory=dict_row, cursor_factory=psycopg.ClientCursor
         )
         self.rows(ALONE)
+        self.before_each = ""
+        self.old = 0  # the process of a session that holds an old snapshot
 
     def rows(self, sql: str, params: Any = None) -> list[Any]:
         cursor = self.conn.execute(sql, params)  # type: ignore[call-overload]
@@ -62,8 +74,9 @@ class Place:
     def reads(self, verb: Verb, named: dict[str, Any]) -> Reads:
         """What the verb reads; what it does is rolled back."""
         with self.conn.transaction(force_rollback=True):
-            if verb.before:
-                self.rows(verb.before, named)
+            for sql in (self.before_each, verb.before):
+                self.rows(sql or "select", named)
+            self.rows(PROLONG)
             before = self._read()
             self.rows(verb.sql, named)
             after = self._read()
@@ -72,6 +85,12 @@ class Place:
             name: (rows - before.get(name, none)[0], pages - before.get(name, none)[1])
             for name, (rows, pages) in after.items()
         })  # fmt: skip
+
+    def await_the_end_of_other_snapshots(self) -> None:
+        """Autovacuum looks at the catalog; for so long PostgreSQL marks no index entry as dead."""
+        while self.rows("select from pg_stat_activity where datname = current_database() and pid <> %s"
+                        " and pid <> pg_backend_pid() and backend_xmin is not null", [self.old]):  # fmt: skip
+            pass
 
     def close(self) -> None:
         self.conn.close()

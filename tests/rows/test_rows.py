@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.rows import crowds, world
 from tests.rows.allowed import ALLOWED
 from tests.rows.measure import Place, Reads
-from tests.rows.verbs import VERBS, Verb
+from tests.rows.verbs import PROGRAMS, VERBS, Verb
 
 MANY = int(os.environ.get("PYWORKER_ROWS", "10000"))
 # What a call reads beside a large crowd: half as much again as beside one of a twentieth, and so much.
@@ -32,6 +33,7 @@ def beside(place: Place, named: dict[str, Any], names: Iterable[str], count: int
     place.rows("select pyworker.advance_clock('2 hours')")
     place.rows("select pyworker.heartbeat(%(worker)s), pyworker.heartbeat(%(other)s)", named)
     crowds.settle(place.rows)
+    place.rows("reset pyworker.walk_claim; reset pyworker.walk_due; reset pyworker.walk_requests")
 
 
 def verb_of(name: str) -> Verb:
@@ -39,33 +41,36 @@ def verb_of(name: str) -> Verb:
     return verb if isinstance(verb, Verb) else Verb(verb)
 
 
-def grown(place: Place, names: list[str], few: int, many: int) -> list[str]:
-    """The verbs that read more beside a larger crowd, and what."""
+def grown(
+    place: Place, names: list[str], few: int, many: int, verbs: Iterable[str] = VERBS, more: int = 0
+) -> list[str]:
+    """The verbs that read more beside a larger crowd, and what. `more`: how much more each may read."""
     place.rows("set plan_cache_mode = force_generic_plan; analyze")
     named = world.make(place.rows)
     beside(place, named, names, few)
     named["last"] = place.rows("select id from pyworker.add_job('last')")[0]["id"]
     for _ in range(2):  # the first time, a session reads more
-        small = {name: place.reads(verb_of(name), named) for name in VERBS}
+        small = {name: place.reads(verb_of(name), named) for name in verbs}
     beside(place, named, names, many)
     named["last"] = place.rows("select id from pyworker.add_job('last')")[0]["id"]
     found = list[str]()
     for statistics, sql in STATISTICS.items():
         if sql:
             place.rows(sql)
-        for name in VERBS:
-            most = allowance(name, names, small[name])
+        for name in verbs:
+            most = allowance(name, names, small[name], more)
             large = place.reads(verb_of(name), named)
             for _ in range(3):  # the first walks along an index pass what is dead
                 if not within(large, most):
+                    place.await_the_end_of_other_snapshots()
                     large = place.reads(verb_of(name), named)
             if not within(large, most):
                 found.append(f"{name}, {statistics}: {small[name]} beside {few}, {large} beside {many}")
     return found
 
 
-def allowance(name: str, names: list[str], small: Reads) -> tuple[int, int]:
-    allowed = max((most for verb, crowd, most, _ in ALLOWED
+def allowance(name: str, names: list[str], small: Reads, more: int) -> tuple[int, int]:
+    allowed = more + max((most for verb, crowd, most, _ in ALLOWED
                    if _matches(verb, name)
                    and (not crowd or crowd in names)), default=0)  # fmt: skip
     return int(1.5 * small.rows) + ROWS + allowed, int(1.5 * small.pages) + PAGES + allowed
@@ -95,6 +100,38 @@ def test_no_call_reads_more_beside_a_larger_crowd(place: Place, crowd: str) -> N
     assert not found, "\n".join(found)
 
 
+# A session remembers a walk along an index if it read more than this.
+SHORT = 3000
+# A session has just taken all that was ready except for two jobs, and so walked past all that has gone.
+A_TURN_BEFORE = """
+    select from pyworker.add_jobs('[{"identifier": "available"}, {"identifier": "available"}]');
+    select from pyworker.work(%(worker)s, null, null, null, null, (
+        select count(*)::integer - 2 from pyworker.live_jobs j
+        where j.ready_at is not null and j.state = 'available'));
+    select from pyworker.promote_jobs(); select from pyworker.beat(%(worker)s, '{}', '{}')"""
+
+
+def grown_under_an_old_snapshot(place: Place, names: list[str], few: int, many: int) -> list[str]:
+    with psycopg.connect(place.dsn) as old:
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select from pyworker.jobs")
+        place.old = old.info.backend_pid
+        place.before_each = A_TURN_BEFORE
+        return grown(place, names, few, many, PROGRAMS, SHORT)
+
+
+def test_no_call_of_a_program_reads_what_has_expired_under_an_old_snapshot(place: Place) -> None:
+    found = grown_under_an_old_snapshot(place, ["gone: expired"], 40, 9000)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crowd", crowds.GONE)
+def test_no_call_of_a_program_reads_what_has_gone_under_an_old_snapshot(place: Place, crowd: str) -> None:
+    found = grown_under_an_old_snapshot(place, [crowd], MANY // 20, MANY)
+    assert not found, "\n".join(found)
+
+
 def test_each_public_function_is_measured(place: Place) -> None:
     public = {
         row["proname"]
@@ -106,9 +143,10 @@ def test_each_public_function_is_measured(place: Place) -> None:
     assert public - {name.partition(":")[0] for name in VERBS} == set()
 
 
-def test_thousands_of_families_are_set_in_a_row(place: Place) -> None:
-    crowds.make(place.rows, FAMILIES, 3000)
+def test_ten_thousand_families_are_set_in_a_row(place: Place) -> None:
+    crowds.make(place.rows, FAMILIES, 10_000)
     place.rows("select pyworker.add_job('t', queue_name => 'serial')")
     crowds.settle(place.rows)
-    assert len(place.rows("select from pyworker.queues")) == 3000
-    assert len(place.rows("select from pyworker.claim_jobs(pyworker.register_worker(), 10)")) == 1
+    assert len(place.rows("select from pyworker.queues")) == 10_000
+    place.rows("select pyworker.work(pyworker.register_worker(), null, null, null, null, 10)")
+    assert len(place.rows("select from pyworker.jobs where state = 'running'")) == 1

@@ -32,7 +32,7 @@ class Verb:
 # A session passes the jobs of other tasks once, and remembers its place.
 CLAIM_ONE = "select from pyworker.claim_jobs(%(worker)s, 10, array['available'])"
 ONE_TASK = Verb(TURN.format("null", "null", ", array['available']"), CLAIM_ONE)
-VERBS: dict[str, str | Verb] = {
+PROGRAMS: dict[str, str | Verb] = {
     # adds
     "add_job": "select pyworker.add_job('t')",
     "add_job: later": f"select pyworker.add_job('t', {LATER})",
@@ -148,7 +148,8 @@ VERBS: dict[str, str | Verb] = {
     "next_runs": "select pyworker.next_runs('* * * * *')",
     "describe_cron": "select pyworker.describe_cron('* * * * *')",
     "worker_health": "select pyworker.worker_health()",
-    # people
+}
+PEOPLE: dict[str, str | Verb] = {
     "job_errors": "select pyworker.job_errors(%(retryable)s)",
     "job_log": "select pyworker.job_log(%(running)s)",
     "job_graph": "select pyworker.job_graph(%(child)s)",
@@ -228,3 +229,4 @@ VERBS: dict[str, str | Verb] = {
     "waiting_queues": "select pyworker.waiting_queues()",
     "advance_clock": "select pyworker.advance_clock('1 s')",
 }
+VERBS = PROGRAMS | PEOPLE

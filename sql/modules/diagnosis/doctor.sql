@@ -214,7 +214,7 @@ end;
 $$;
 
 create or replace function _check_queues() returns table (severity text, finding text, fix text)
-    language plpgsql set search_path from current set enable_seqscan = off
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     return query
