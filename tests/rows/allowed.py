@@ -51,6 +51,8 @@ ALLOWED: list[tuple[str, str, int, str]] = [
       for verb in ("work", "claim_jobs", "promote_jobs", "seconds_until_due", "maintain") for crowd in GONE),
     *((verb, "gone: of many sequences", 2 * _FEW, "walks of less than half a millisecond each")
       for verb in ("work", "claim_jobs", "seconds_until_due")),
+    ("dependency_results", "gone: that waited for one job", _FEW, "a plan reads the edges of a parent that"
+     " are gone"),
     *(("beat: that sweeps", crowd, 2 * _FEW, "once a second, one session looks from the first ready job")
       for crowd in GONE),
     *((verb, crowd, 2 * _FEW, "the look for the next scheduled job passes those that are gone")
