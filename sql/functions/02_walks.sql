@@ -74,7 +74,6 @@ end;
 $$;
 
 -- Where the session's next walk along times begins, 'due' or 'expired'.
-drop function if exists _walked_due();
 create or replace function _walked_to(name text) returns timestamptz
     language plpgsql stable set search_path from current
 as $$
