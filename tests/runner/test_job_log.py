@@ -35,6 +35,12 @@ def test_the_lines_of_all_attempts_are_kept_and_sent_to_logging(queue: Any, kind
     assert not any(record["message"] == "not shown" for record in mine)  # by the level of logging
 
 
+def test_a_line_in_the_workers_log_names_its_job(queue: Any) -> None:
+    worker = queue.start(modules="logging_jobs")
+    job = queue.add("logs", {"lines": [["100 % done"]]})
+    worker.until_log(f"job {job}: 100 % done")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_line_is_there_while_its_handler_runs(queue: Any, kind: str) -> None:
     queue.start(modules="logging_jobs")
