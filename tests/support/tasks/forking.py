@@ -24,13 +24,24 @@ def context(payload):
     return multiprocessing.get_context(payload.get("method", "fork"))
 
 
+def sleep_long(begun):
+    begun.set()
+    time.sleep(3600)
+
+
 @task(max_attempts=1, result=True)
 def terminated(payload):
-    """Ended at once, as soon as it is started, by each signal."""
+    """Ended by each signal: at once, or (SIGINT) when it sleeps.
+
+    A KeyboardInterrupt within what Python itself does in a new copy is lost, in any program.
+    """
     codes = []
     for number in payload["numbers"]:
-        process = context(payload).Process(target=time.sleep, args=(3600,))
+        begun = context(payload).Event()
+        process = context(payload).Process(target=sleep_long, args=(begun,))
         process.start()
+        if number == signal.SIGINT:
+            begun.wait()
         os.kill(process.pid, number)
         process.join()
         codes.append(process.exitcode)
