@@ -13,7 +13,7 @@ help: ## show this list
 demo: ## start a PostgreSQL and run jobs on it
 	$(install) '.[demo]' && .venv/bin/pyworker demo
 
-test: ## run what each change must pass, in eight minutes
+test: ## run what each change must pass, in ten minutes
 	$(install) '.[test]' && .venv/bin/pytest -n auto
 
 slow: ## run what CI runs besides

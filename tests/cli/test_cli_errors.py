@@ -90,7 +90,10 @@ def test_a_database_without_pyworker_says_to_migrate(
         ),
         (["add", "t", "--priority", "99999"], ["add_job: priority must be from -32768 to 32767, got 99999"]),
         (["add", "t", "--meta", "[]"], ["add_job: meta must be a JSON object, got array"]),
-        (["add", "t", "--meta", '{"a": "\\u0000"}'], ["unsupported Unicode escape sequence"]),
+        (
+            ["add", "t", "--meta", '{"a": "\\u0000"}'],
+            ["add_job: meta must not contain NUL or half a surrogate pair"],
+        ),
         (
             ["add", "\udce9"],
             [r"add_job: identifier must not contain NUL or half a surrogate pair, got '\udce9'"],

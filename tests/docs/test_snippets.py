@@ -41,7 +41,7 @@ SHOWN = ("", "text", "dockerfile", "promql", "diff", "yaml", "js")  # nothing th
 
 # Blocks that are not run, each with its reason in the page.
 NOT_RUN = {
-    "conformance": 1, "django": 7, "failover": 3, "integrations": 2, "monitoring": 1, "operations": 1,
+    "conformance": 1, "django": 7, "failover": 3, "integrations": 3, "monitoring": 1, "operations": 1,
     "tutorial": 1,
 }  # fmt: skip
 # Tables that a page takes for granted.
