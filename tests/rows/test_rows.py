@@ -93,7 +93,7 @@ def test_no_call_reads_more_beside_more_of_everything(place: Place) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("crowd", [name for name in crowds.CROWDS if name != FAMILIES])
 def test_no_call_reads_more_beside_a_larger_crowd(place: Place, crowd: str) -> None:
     found = grown(place, [crowd], MANY // 20, MANY)
@@ -125,7 +125,7 @@ def test_no_call_of_a_program_reads_what_has_expired_under_an_old_snapshot(place
     assert not found, "\n".join(found)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.parametrize("crowd", crowds.GONE)
 def test_no_call_of_a_program_reads_what_has_gone_under_an_old_snapshot(place: Place, crowd: str) -> None:
     found = grown_under_an_old_snapshot(place, [crowd], MANY // 20, MANY)
