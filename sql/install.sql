@@ -39,8 +39,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \endif
 \ir functions/00_core.sql
 \ir functions/01_notify.sql
-\ir functions/02_walks.sql
-\ir modules/workers/fleet.sql
+\ir functions/02_floors.sql
 \ir functions/10_tasks.sql
 \ir modules/keys/canonical.sql
 \ir modules/keys/unique_policy.sql
@@ -53,12 +52,14 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/keys/add_keyed.sql
 \ir functions/22_add_jobs.sql
 \ir modules/coordination/deadlines.sql
-\ir functions/30_promote.sql
-\ir modules/queues/lanes.sql
-\ir modules/limits/rates.sql
-\ir modules/queues/slots.sql
-\ir modules/queues/fill.sql
-\ir modules/limits/locked.sql
+\ir gate/queues.sql
+\ir gate/aside.sql
+\ir gate/rates.sql
+\ir gate/sequences.sql
+\ir gate/succession.sql
+\ir gate/pass.sql
+\ir gate/settings.sql
+\ir functions/30_due.sql
 \ir modules/dependencies/edges.sql
 \ir modules/dependencies/children.sql
 \ir modules/coordination/steps.sql
@@ -76,7 +77,6 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/runners/beat.sql
 \ir modules/admin/jobs.sql
 \ir modules/admin/retry.sql
-\ir modules/limits/settings.sql
 \ir modules/history/partitions.sql
 \ir modules/history/maintain.sql
 \ir modules/coordination/batches.sql
@@ -89,7 +89,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/schedules/queries.sql
 \ir modules/schedules/ticks.sql
 \ir modules/schedules/crontab.sql
-\ir modules/limits/usage.sql
+\ir gate/usage.sql
 \ir modules/integrity/circles.sql
 \ir modules/integrity/invariants.sql
 \ir modules/integrity/drift.sql

@@ -46,12 +46,11 @@ def delete_jobs_text(schema: str) -> str:
                 where c.relnamespace = {schema}::text::regnamespace and c.relkind in ('r', 'p')
                 and not c.relispartition
                 and c.relname not in ('migrations', 'installed_objects', 'settings', 'tasks', 'queues',
-                                      'schedule_entries', 'starts', 'earlier_starts') loop
+                                      'schedule_entries', 'gate') loop
                 execute format('delete from %s', tab);
             end loop;
-            delete from {starts} where at > '-infinity';
         end $$""")
-        .format(schema=sql.Literal(as_identifier(schema)), starts=sql.Identifier(schema, "starts"))
+        .format(schema=sql.Literal(as_identifier(schema)))
         .as_string(None)
     )
 

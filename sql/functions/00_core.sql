@@ -78,36 +78,6 @@ create or replace function _job_of(f finished_jobs) returns job
     language sql stable
     return _job_of(row(f.*)::live_jobs, false);
 
--- True if a job that is placed in this queue now must wait for its slot, behind others (_crowded_of). While
--- an old snapshot is open, dead entries make this look long (02_walks). Then the session's next jobs wait
--- without it, for 20 times as long.
-create or replace function _is_crowded(queue_name text) returns boolean
-    language plpgsql stable set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off set enable_incremental_sort = off
-    set jit = off set plan_cache_mode = force_generic_plan
-as $$
-declare
-    v_began constant double precision := date_part('epoch', clock_timestamp());
-    v_until text := current_setting('pyworker.crowded_until', true);
-    v_looks constant boolean := v_until is null or v_until = '' or v_until::double precision < v_began;
-    v_crowded constant boolean := (
-        select c.crowded from _crowded_of(array[_is_crowded.queue_name], '{1}', v_looks) c);
-    v_ended constant double precision := date_part('epoch', clock_timestamp());
-begin
-    if v_ended > v_began + 0.005 then
-        v_until := (v_ended + least(20 * (v_ended - v_began), 2))::text;
-        perform set_config('pyworker.crowded_until', v_until, false);
-    end if;
-    return v_crowded;
-end;
-$$;
-
--- The same for the queue of a job; false for a job without a queue.
-create or replace function _must_wait(queue_name text) returns boolean
-    language sql stable
-    return queue_name is not null and _is_crowded(queue_name);
-
 -- How a job must wait before it may be available, as `parked` says it: 'unmet' while it has unmet
 -- dependencies; else for its sequence, 'sequence', or 'next' if retry_job has put it first. Null if it
 -- need not wait: it is the head of its sequence, or in none.
@@ -119,9 +89,8 @@ create or replace function _held(
                 then case parked when 'next' then 'next' else 'sequence' end end;
 
 -- Places a job that may run from run_at on: its state, and the columns that indexes know it by.
--- `held`: see _held. `waits`: it must wait in its queue; then it is parked when it is due, until
--- _fill_queues makes it a candidate for a slot. `waiting`: its state until run_at, 'scheduled' or
--- (after a failure) 'retryable'. PostgreSQL inlines it; `offset 0` evaluates `waits` once.
+-- `held`: see _held. `waits`: it must wait at the gate of its queue when it is due. `waiting`: its state
+-- until run_at, 'scheduled' or (after a failure) 'retryable'. PostgreSQL inlines it; `offset 0` evaluates `waits` once.
 create or replace function _place(
     run_at timestamptz, now timestamptz, held text, waits boolean, waiting text default 'scheduled')
     returns table (state text, parked text, ready_at timestamptz, due_at timestamptz)

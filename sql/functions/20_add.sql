@@ -178,8 +178,8 @@ begin
             unique_policy, sequence_policy, meta, delivery, depends_on, expires_at, max_wait, null
         )::_job_request);
     end if;
-    if v_job.reason is not null or v_job.deduplicated or v_job.run_at < v_now then
-        perform _announce(v_job.id, v_job.reason || ':' || v_job.queue_name, v_job.run_at < v_now);
+    if v_job.reason is not null or v_job.deduplicated then
+        perform _announce(v_job.reason || ':' || v_job.queue_name);
         v_job.reason := null;
         v_job.deduplicated := false;
     end if;

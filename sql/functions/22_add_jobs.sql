@@ -313,10 +313,7 @@ $$;
 create or replace function _insert_jobs(requests _job_request[], jobs job[], ids bigint[], now timestamptz)
     returns setof job
     language plpgsql set search_path from current set plan_cache_mode = force_generic_plan
-    set enable_sort = off set enable_incremental_sort = off -- see _crowded_of
 as $$
-declare
-    v_places_are_kept boolean := _places_are_kept();
 begin
     return query
     with request as materialized (
@@ -329,12 +326,9 @@ begin
         left join tasks t on t.identifier = r.identifier
         cross join lateral (select nullif(coalesce(r.queue_name, t.queue_name), 'default') as queue_name) q
         where (jobs[r.ordinality]).id is null order by r.ordinality),
-    asked as (
-        select array_agg(q.queue) as queues, array_agg(q.jobs) as jobs
-        from (select r.queue, count(*)::integer as jobs from request r
-              where r.queue is not null group by r.queue) q),
-    crowded as materialized (
-        select c.queue_name from asked a cross join lateral _crowded_of(a.queues, a.jobs) c where c.crowded),
+    limited as materialized (
+        select q.queue as name from (select distinct r.queue from request r where r.queue is not null) q
+        where _must_wait(q.queue)),
     added as (
         insert into live_jobs as j (
             id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
@@ -347,19 +341,16 @@ begin
                (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded,
                r.expires_at
         from request r
-        left join crowded c on c.queue_name = r.queue
+        left join limited l on l.name = r.queue
         cross join lateral (select coalesce(r.run_at, now) as run_at) q
         cross join lateral _place(
             q.run_at, now, _held((r.sequence).key, false, case when _depends(r.depends_on) then 'unmet' end),
-            c.queue_name is not null) p
-        returning j.id, j.parked, j.ready_at, j.queue_name, j.sequence_key, _job_of(j) as job),
-    woken as (
+            l.name is not null) p
+        returning j.id, j.parked, j.queue_name, j.sequence_key, _job_of(j) as job),
+    asked as (
         insert into promotion_requests (lane)
         select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a
-        where a.parked <> 'unmet'),
-    late as (
-        insert into late_arrivals (job_id)
-        select a.id from added a where v_places_are_kept and a.ready_at < now)
+        where a.parked <> 'unmet')
     select (a.job).* from added a order by a.id;
 end;
 $$;

@@ -1,15 +1,12 @@
--- 40_claim: claim_jobs moves jobs from available to running, for one worker.
+-- 40_claim: claim_jobs; and what a turn (runners/turn) needs besides its claim.
 --
--- A claim is one index scan over the ready jobs, in the total order priority, run_at, id. SKIP
--- LOCKED makes sure that claims neither wait for each other nor take the same job. The plan is
--- pinned: a queue grows from empty to a million rows and shrinks again faster than the statistics
--- follow, and any other plan than this scan is slow at one of the two ends.
---
--- If the scan has to pass many dead index entries, the session's next claims continue from the
--- place that it reached: see 02_walks. Which of the locked jobs of a limited queue may start: see
--- queues/slots.
+-- A claim is one index scan over the ready jobs, in the total order priority, ready_at, id. It decides
+-- nothing: what stands in that index may run. SKIP LOCKED makes sure that claims neither wait for each other
+-- nor take the same job. The plan is pinned: a queue grows from empty to a million rows and shrinks again
+-- faster than the statistics follow, and any other plan than this scan is slow at one of the two ends.
 
--- A claim is a turn (runners/turn) without reports.
+-- A claim is a turn without reports. It starts again if a row that another session has just updated and locked
+-- made it wait (see work).
 create or replace function claim_jobs(
     worker_id bigint, max_jobs integer default 1, task_identifiers text[] default null,
     queue_names text[] default null, forbidden_flags text[] default null)
@@ -19,7 +16,8 @@ create or replace function claim_jobs(
         delivery text, sequence_key text, created_at timestamptz, revision integer, crashes smallint)
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
+    set enable_sort = off set enable_incremental_sort = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_jobs bigint[];
@@ -42,7 +40,8 @@ end;
 $$;
 comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
     'Claims up to max_jobs available jobs for a worker and returns them in the order in which '
-    'they are to run: by priority, run_at, id. Each job comes with its run, the fencing token '
+    'they are to run: by priority, then by the time at which each became available, then by id. Each job '
+    'comes with its run, the fencing token '
     'that every later report about it must carry; the run only grows, and is never given out '
     'twice for a job, not even after a crash of the server that lost a claim. task_identifiers, '
     'queue_names: claim only these; null means all, an empty array none; ''default'' stands for '
@@ -50,35 +49,132 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
     'Worker). A job with delivery at_most_once is only reserved: call start_job before its '
     'handler. A job with crashes above 0 may have ended its process before: run it alone. A claim '
     'that returns fewer than max_jobs jobs makes sure that new jobs NOTIFY the channel named like '
-    'the schema for at least 2.5 seconds: LISTEN there, and claim again by then. Errors: PW004 if '
+    'the schema for two seconds: LISTEN there, and claim again by then. In a transaction that has written '
+    'something already it takes only what may run at once, and lets in nothing from sequences and limited '
+    'queues. Errors: PW004 if '
     'the worker is unknown or was declared dead; PW001. With synchronous_commit off (set it only '
     'in a transaction that does nothing else), a claim does not wait for the disk, unless one of '
     'its jobs belongs to a sequence or a limited queue: a crash of the server may then lose the '
     'claim, and its jobs run again.';
 
--- One round: hands on what this transaction has freed, promotes, and finds the next jobs. All that is
--- in the subtransaction in which `work` then claims the jobs: PostgreSQL writes a MultiXact for a row
--- that is changed in two, which costs more than the change.
-create or replace function _next_round(
-    inout claim _claim, worker_id bigint, task_identifiers text[], queue_names text[],
-    forbidden_flags text[])
+-- The claim: finds the next jobs in claim order that the worker takes, and marks them as running.
+--
+-- While settings of queues are held (gate/settings), it takes of their jobs only those that the newest
+-- version has let in. It writes a row in claims, by which a sweep finds the jobs of a dead worker.
+--
+-- A crash of the server may lose a claim that was not flushed to disk while its jobs are running; the worker
+-- learns of it when it reconnects (reconcile). But two jobs of a sequence or of a serial queue must not run
+-- at once, so such a claim waits for the disk.
+create or replace function _claim(
+    worker_id bigint, wanted integer, task_identifiers text[], queue_names text[], forbidden_flags text[])
+    returns table (
+        kind text, id bigint, run bigint, task_identifier text, payload json, attempts smallint,
+        max_attempts smallint, queue_name text, key text, flags jsonb, meta jsonb, sequence_key text,
+        delivery text, crashes smallint, timeout_s double precision, run_at_s double precision,
+        created_at_s double precision, why text, again_in_s double precision)
     language plpgsql set search_path from current
-    set enable_bitmapscan = off
-    set enable_sort = off set enable_incremental_sort = off set lock_timeout = '200ms'
+as $$
+#variable_conflict use_column
+declare
+    -- At any other isolation level the snapshot may be too old to show the settings of queues.
+    v_current constant boolean := current_setting('transaction_isolation') = 'read committed';
+    v_now constant timestamptz := clock();
+    v_run constant bigint := _new_run();
+    v_began constant timestamptz := clock_timestamp();
+    v_read constant bigint := _entries_read('live_jobs_ready');
+    v_closed constant text[] := _closed_queues();
+    v_floor record := _claim_floor(worker_id, task_identifiers, queue_names, forbidden_flags);
+    v_n integer;
+begin
+    return query
+    with found as materialized (
+        select j.ctid as tid, j.id, j.ready_at, j.start_by, j.queue_name, j.sequence_key from live_jobs j
+        where j.ready_at is not null and j.state = 'available'
+          and (j.priority, j.ready_at, j.id) > (v_floor.priority, v_floor.at, v_floor.id)
+          and (task_identifiers is null or j.task_identifier = any (task_identifiers))
+          and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
+          and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
+          and (v_closed is null or coalesce(j.queue_name, 'default') <> all (v_closed))
+          and (j.start_by is null or j.start_by > v_now)
+          and (j.queue_name is null or v_current and _was_let_in(j.queue_name, j.slot, (
+              select true from queues q where q.held is not null order by q.queue_name limit 1)))
+        order by j.priority, j.ready_at, j.id
+        limit wanted for update skip locked),
+    noted as (
+        insert into claims (worker_id, run, job_ids)
+        select _claim.worker_id, v_run, array_agg(f.id) from found f
+        having count(*) > 0 and (count(coalesce(f.queue_name, f.sequence_key)) = 0
+                                 or _commit_durably() is distinct from ''))
+    update live_jobs j
+    set state = 'running', start_by = null, result = to_jsonb(f.start_by), worker_id = _claim.worker_id,
+        run = _next_run(j.run, v_run), attempts = least(j.attempts + 1, 32767), -- else it fails all claims
+        claimed_at = greatest(v_now, case when j.pace is not null then f.ready_at end)
+    from found f where j.ctid = f.tid
+    returning 'job', j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.queue_name,
+        j.job_key, j.flags, j.meta, j.sequence_key, j.delivery, coalesce(j.crashes, 0::smallint),
+        (select date_part('epoch', t.timeout) from tasks t where t.identifier = j.task_identifier),
+        date_part('epoch', j.run_at), date_part('epoch', j.created_at), null::text, null::float8;
+    get diagnostics v_n = row_count;
+    if v_n > 0 and _settings_are_used() then
+        perform _note_starts(worker_id, v_run);
+    end if;
+    if v_n > 0 and not _claims_are_tidy(worker_id, v_run) then
+        perform _tidy_claims(worker_id, v_run);
+    end if;
+    if v_n > 0 and v_floor.until is not null or _entries_read('live_jobs_ready') - v_read > 1000 + 2 * v_n then
+        perform _keep_claim_floor(
+            _owner_of_claims(worker_id, task_identifiers, queue_names, forbidden_flags), worker_id, v_run,
+            v_floor.until, v_began);
+    end if;
+end;
+$$;
+
+-- Where this claim begins to walk: at the head, or at the place that the session remembers for these filters.
+create or replace function _claim_floor(
+    worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[],
+    out priority smallint, out at timestamptz, out id bigint, out until bigint)
+    language plpgsql set search_path from current
+as $$
+begin
+    if current_setting('pyworker.floor_ready', true) <> '' then
+        select f.* into priority, at, id, until from _floor_of(
+            'ready', _owner_of_claims(worker_id, task_identifiers, queue_names, forbidden_flags)) f;
+    end if;
+    if until is null then
+        priority := -32768;
+        at := '-infinity';
+        id := 0;
+    end if;
+end;
+$$;
+
+-- The claims of this worker with these filters, in this schema.
+create or replace function _owner_of_claims(
+    worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[]) returns text
+    language sql stable
+    return hashtextextended(row('live_jobs'::regclass::oid, worker_id, task_identifiers, queue_names,
+                                forbidden_flags)::text, 0)::text;
+
+-- Remembers the place that a claim has reached, after a walk that passed many dead entries. `until`: of the
+-- floor at which it began, null if it began at the head. A walk that found nothing has seen all that was
+-- ready a second before.
+create or replace function _keep_claim_floor(
+    owner text, worker_id bigint, run bigint, until bigint, began timestamptz) returns void
+    language plpgsql set search_path from current
 as $$
 declare
-    v_next integer := _hand_on(claim.freed);
+    v_place record;
 begin
-    if claim.promotes then
-        v_next := promote_jobs();
+    select j.priority, j.ready_at, j.id into v_place
+    from claims c cross join lateral unnest(c.job_ids) i(id)
+    join live_jobs j on j.id between i.id and i.id
+    where c.worker_id = _keep_claim_floor.worker_id and c.run = _keep_claim_floor.run
+    order by j.priority desc, j.ready_at desc, j.id desc limit 1;
+    if not found then
+        select 0::smallint as priority, began - interval '1 second' as ready_at, 0::bigint as id into v_place;
     end if;
-    if claim.began is null or claim.promotes then
-        claim := _first_walk(claim, worker_id, task_identifiers, queue_names, forbidden_flags);
-    else
-        claim.places := _places_after(claim.places, claim.priorities, claim.ready_ats, claim.ids, null);
-        claim.spans := _spans_left(claim.spans, claim.priorities, claim.ready_ats, claim.ids);
-    end if;
-    claim := _find_jobs(claim, worker_id, task_identifiers, queue_names, forbidden_flags);
+    perform _keep_floor('ready', owner, v_place.priority, v_place.ready_at, v_place.id,
+                        (extract(epoch from clock_timestamp() - began) * 1000000)::bigint, until);
 end;
 $$;
 
@@ -91,234 +187,46 @@ begin
 end;
 $$;
 
--- Finds the next jobs in claim order that the worker takes, locks them, and asks their queues which
--- of them may start. If there is something to promote, and this round has not promoted, it finds none.
--- Errors: PW004.
---
--- PostgreSQL does wait, despite SKIP LOCKED, for a row that has been updated and whose new version
--- is locked at that moment: as long as the producer's transaction is open, or in a deadlock with it,
--- since claims do not lock in the order of ids. After 200 ms (lock_timeout) the claim starts again.
-create or replace function _find_jobs(
-    inout claim _claim, worker_id bigint, task_identifiers text[], queue_names text[],
-    forbidden_flags text[])
+-- After a partial claim: seconds until the worker claims again, notified or not. `next_at`: when the next job
+-- or request is due; `behind`: seconds until jobs that it left behind are looked at again.
+create or replace function _again_in(asked boolean, next_at timestamptz, behind double precision)
+    returns double precision
     language plpgsql set search_path from current
 as $$
 declare
-    -- At any other isolation level the snapshot may be too old.
-    v_current constant boolean := current_setting('transaction_isolation') = 'read committed';
-    v_now constant timestamptz := clock();
-    v_walks constant boolean := _walks_are_kept();
-    v_registered boolean;
-    v_queues text[]; -- for each job: the queue that it asks for a slot, or null
+    v_due_s double precision := extract(epoch from next_at - clock());
 begin
-    select (select true from workers w where w.id = _find_jobs.worker_id and _is_registered(w)),
-           l.due_at, l.must_promote, f.rows, f.priorities, f.ready_ats, f.ids, f.queues, f.in_turn,
-           v_walks or l.asked or case when f.found < claim.wanted then coalesce((
-               select true from live_jobs o where o.ready_at is not null and o.state = 'available'
-               order by o.priority, o.ready_at, o.id offset f.found limit 1), false) end
-    into v_registered, claim.due_at, claim.must_promote, claim.admitted, claim.priorities,
-         claim.ready_ats, claim.ids, v_queues, claim.in_turn, claim.rest
-    from _look_first(v_now, v_walks, claim.run is null and not claim.promotes) l
-    cross join lateral (
-        select array_agg(r.ctid) as rows, array_agg(r.priority) as priorities,
-               array_agg(r.ready_at) as ready_ats, array_agg(r.id) as ids, array_agg(r.asks_queue) as queues,
-               bool_or(r.sequence_key is not null or r.has_slot) as in_turn, count(*) as found
-        from (
-            -- A job with a slot need not ask its queue, unless a change of a queue's settings is still
-            -- to be handled.
-            select r.*,
-                   case when r.has_slot is null or not v_current
-                             or (select true from promotion_requests w where w.changed limit 1)
-                        then r.queue_name end as asks_queue
-            from unnest(claim.spans) s
-            cross join lateral (
-                select j.ctid, j.priority, j.ready_at, j.id, j.queue_name, j.sequence_key, j.has_slot
-                from live_jobs j
-                where j.ready_at is not null and j.state = 'available' and not l.must_promote
-                  and (j.priority, j.ready_at, j.id) > (s.priority, s.ready_at, s.id)
-                  and (j.priority, j.ready_at, j.id) <= (s.to_priority, s.to_ready_at, s.to_id)
-                  and (task_identifiers is null or j.task_identifier = any (task_identifiers))
-                  and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
-                  and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
-                  and (claim.closed is null or coalesce(j.queue_name, 'default') <> all (claim.closed))
-                  and (j.start_by is null or j.start_by > v_now)
-                order by j.priority, j.ready_at, j.id
-                limit claim.wanted for update skip locked) r
-            limit claim.wanted) r) f;
-    if v_registered is null then
-        perform _refuse_worker(worker_id);
+    if asked or v_due_s <= 0 then
+        v_due_s := _backoff('gate'); -- another session has the gate, or the job locked
     end if;
-    claim.run := _new_run();
-    if array_remove(v_queues, null) <> '{}' then
-        claim := _admit(claim, v_queues);
-    end if;
+    return least(v_due_s, behind, case when _silent_adds_are_open() then _backoff('silent') end, 1);
 end;
 $$;
 
--- What a round looks at first: when the next job is due, whether there are requests, and whether the
--- claim must promote; only its first round asks that. A session that remembers a walk always promotes,
--- without a look, which would begin at the head. PostgreSQL inlines this function.
-create or replace function _look_first(now timestamptz, walks boolean, may_promote boolean)
-    returns table (due_at timestamptz, asked boolean, must_promote boolean)
-    language sql stable
-begin atomic
-    select l.due_at, l.asked, may_promote and (
-               walks or l.asked or coalesce(l.due_at <= now, false)
-               -- It was slow: promote_jobs remembers how far it has walked (02_walks).
-               or l.ended > l.began + interval '0.5 ms')
-    from (
-        select clock_timestamp() as began,
-               (select j.due_at from live_jobs j where j.due_at is not null and not walks
-                order by j.due_at, j.id limit 1) as due_at,
-               (select true from promotion_requests w where not walks order by w.id limit 1) is true as asked,
-               clock_timestamp() as ended
-        offset 0) l;
-end;
-
--- Settles what a round has claimed, and decides whether the claim looks for more, and where. One
--- promotion handles only some of the requests: so while the oldest one changes, up to 10 times, it
--- promotes again. Then the worker listens, and looks once more if adds did not notify until now.
-create or replace function _after_round(inout claim _claim, worker_id bigint, max_jobs integer)
+-- What a claim with these filters has left behind, though it was ready. Seconds until it looks again: 0.25 if
+-- another session has such a job locked; null if there is none. If it `acts`, kinds that it does not take stand
+-- aside (gate/aside): then 0.
+create or replace function _left_behind(
+    task_identifiers text[], queue_names text[], forbidden_flags text[], acts boolean default true)
+    returns double precision
     language plpgsql set search_path from current
 as $$
 declare
-    v_claimed constant integer := coalesce(cardinality(claim.admitted), 0);
-    v_before constant bigint := coalesce(claim.oldest_request, 0);
-    v_durable text;
-    v_more boolean; -- candidates for this claim
+    v_now timestamptz := clock();
+    v_behind record;
 begin
-    claim.freed := null;
-    claim.wanted := claim.wanted - v_claimed;
-    if v_claimed > 0 and not _claims_are_tidy(worker_id, claim.run) then
-        perform _tidy_claims(worker_id, claim.run);
-    end if;
-    if claim.full_queues <> '{}' or claim.paced is not null then
-        begin
-            v_more := _go_on(claim, max_jobs);
-        exception when lock_not_available or deadlock_detected then
-            insert into promotion_requests (lane)
-            select distinct 'queue:' || f.name from unnest(claim.full_queues || claim.paced) f(name);
-        end;
-        claim.full_queues := null;
-        claim.paced := null;
-        claim.cut := null;
-        claim.rest := true; -- some jobs may wait for a time
-    end if;
-    -- A crash of the server may lose a claim that was not flushed to disk while its jobs are
-    -- running; the worker learns of it when it reconnects (reconcile). But two jobs of a
-    -- sequence or of a serial queue must not run at once, so such a claim waits for the disk.
-    if claim.in_turn then
-        v_durable := _commit_durably();
-    end if;
-    claim.ready := true;
-    if claim.wanted = 0 then
-        claim.ready := false;
-        if _worker_is_listening() then
-            perform _stop_listening();
-        end if;
-    elsif claim.must_promote or v_more then
-        claim.promotes := true;
-    elsif v_claimed < cardinality(claim.ids) then
-        claim.promotes := false; -- some queues are full: the walk goes on after their jobs
-    else
-        if claim.promotes then
-            claim.promotions := claim.promotions + 1;
-            claim.oldest_request := _oldest_request();
-        end if;
-        claim.ready := claim.promotes and claim.promotions <= 10 and claim.oldest_request <> v_before;
-        if claim.ready is not true then
-            claim.ready := _start_listening(max_jobs - claim.wanted);
-        end if;
-        claim.promotes := claim.ready;
-    end if;
-end;
-$$;
-
--- Where the first walk along the ready jobs begins, and the first one after a promotion: at the head,
--- or at the places that the session remembers.
-create or replace function _first_walk(
-    inout claim _claim, worker_id bigint, task_identifiers text[], queue_names text[],
-    forbidden_flags text[])
-    language plpgsql set search_path from current
-as $$
-declare
-    v_late record;
-begin
-    claim.began := clock_timestamp();
-    claim.read := _entries_read('live_jobs_ready');
-    if current_setting('pyworker.walk_claim', true) <> '' then
-        claim.kept := _walk_of(
-            'claim', _claim_owner(worker_id, task_identifiers, queue_names, forbidden_flags));
-    end if;
-    claim.places := (claim.kept).places;
-    if claim.places is null then
-        claim.spans := array[row(-32768, '-infinity', 0, 32767, 'infinity', 9223372036854775807)::_span];
-    else
-        v_late := _spans_with_late(claim.kept);
-        claim.kept.late_ids := v_late.late_ids;
-        claim.kept.seen := v_late.seen;
-        claim.spans := v_late.spans;
-    end if;
-end;
-$$;
-
--- Remembers the place that a long walk has reached.
-create or replace function _keep_claim_walk(
-    claim _claim, worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[])
-    returns void
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off set enable_incremental_sort = off set jit = off
-as $$
-declare
-    v_kept _walk := claim.kept;
-    v_from_head constant boolean := v_kept.owner is null;
-begin
-    if cardinality(v_kept.late_ids) > 1000 then
-        perform set_config('pyworker.walk_claim', '', false); -- a walk from the head is simpler
-        return;
-    end if;
-    v_kept.places := _places_after(
-        claim.places, claim.priorities, claim.ready_ats, claim.ids,
-        case when claim.wanted > 0 then claim.began end);
-    if v_from_head then
-        v_kept.owner := _claim_owner(worker_id, task_identifiers, queue_names, forbidden_flags);
-        v_kept.late_ids := '{}';
-        v_kept.seen := coalesce(
-            (select a.id from late_arrivals a where a.at < claim.began order by a.id desc limit 1), 0);
-    end if;
-    perform _keep_walk('claim', v_kept, case when v_from_head then claim.began end);
-end;
-$$;
-
--- The owner of a remembered walk: this worker with these filters.
-create or replace function _claim_owner(
-    worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[]) returns bigint
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return hashtextextended(
-        row('live_jobs'::regclass::oid, worker_id, task_identifiers, queue_names, forbidden_flags)::text, 0);
-end;
-$$;
-
--- The parts of these spans that follow the last of the jobs that a walk found.
-create or replace function _spans_left(
-    spans _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[]) returns _span[]
-    language plpgsql immutable set search_path from current
-as $$
-declare
-    v_last constant integer := cardinality(ids);
-begin
-    return array(
-        select case when (s.priority, s.ready_at, s.id) < (priorities[v_last], ready_ats[v_last], ids[v_last])
-                    then row(
-                        priorities[v_last], ready_ats[v_last], ids[v_last],
-                        s.to_priority, s.to_ready_at, s.to_id)::_span
-                    else row(s.priority, s.ready_at, s.id, s.to_priority, s.to_ready_at, s.to_id)::_span end
-        from unnest(spans) s
-        where (s.to_priority, s.to_ready_at, s.to_id) > (priorities[v_last], ready_ats[v_last], ids[v_last])
-        order by s.priority, s.ready_at, s.id);
+    select bool_or(j.taken) as mine, bool_or(not j.taken and j.queue_name is not null
+                                             and j.ready_at < v_now - interval '1 second') as others
+    into v_behind
+    from (select (task_identifiers is null or l.task_identifier = any (task_identifiers))
+                 and (queue_names is null or coalesce(l.queue_name, 'default') = any (queue_names))
+                 and (forbidden_flags is null or l.flags is null or not l.flags ?| forbidden_flags) as taken,
+                 l.queue_name, l.ready_at
+          from live_jobs l where l.ready_at is not null and l.state = 'available'
+          order by l.priority, l.ready_at, l.id limit 100) j;
+    return case when acts and v_behind.others
+                     and _set_kinds_aside(task_identifiers, queue_names, forbidden_flags) then 0
+                when v_behind.mine then 0.25 end;
 end;
 $$;
 

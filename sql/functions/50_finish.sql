@@ -12,18 +12,19 @@ create or replace function _finalize_jobs(
 as $$
 declare
     v_ended record;
-    v_next integer;
 begin
     v_ended := _end_jobs(job_ids, runs, final_state, results, close_reason, error);
-    v_next := _hand_on(v_ended.freed);
+    if v_ended.opened > 0 then
+        perform _notify_workers();
+    end if;
     return v_ended.ids;
 end;
 $$;
 
--- The same, but leaves it to the caller to hand on the lanes that this has freed, and to pin the plans.
+-- The same, but leaves it to the caller to notify workers if it has `opened` jobs, and to pin the plans.
 create or replace function _end_jobs(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null,
-    close_reason text default null, error text default null, out ids bigint[], out freed _freed)
+    close_reason text default null, error text default null, out ids bigint[], out opened integer)
     language plpgsql set search_path from current
 as $$
 declare
@@ -31,12 +32,14 @@ declare
 begin
     v_ended := _move_to_history(job_ids, runs, final_state, results, close_reason, error);
     ids := coalesce(v_ended.ids, '{}');
-    freed := row(v_ended.sequences, v_ended.queues);
     if v_ended.loose_ends is not null then
         perform _tie_up(v_ended.loose_ends);
     end if;
     if final_state = 'cancelled' or _coordination_is_used() or _jobs_are_awaited() then
         perform _tell_of_end(v_ended.ids, final_state, v_ended.gone, v_ended.gone_results);
+    end if;
+    if num_nonnulls(v_ended.sequences, v_ended.queues) > 0 then
+        opened := _hand_on(v_ended.sequences, v_ended.queues, v_ended.slots);
     end if;
 end;
 $$;
@@ -55,32 +58,23 @@ begin
     select l.halts, l.job_id, 'cancelled', v_now from unnest(ends) l where l.halts is not null
     on conflict do nothing;
     insert into promotion_requests (lane)
-    select distinct 'queue:' || l.left_queue from unnest(ends) l where l.left_queue is not null;
+    select 'queue:' || l.left_queue from unnest(ends) l where l.left_queue is not null
+    union
+    select 'sequence:' || l.left_sequence from unnest(ends) l where l.left_sequence is not null;
     if found then
         perform _notify_workers();
     end if;
 end;
 $$;
 
--- Passes on the places of jobs that this transaction has ended: the next job of each sequence becomes
--- its head, and the next jobs of the queues get the slots. Returns how many jobs became available.
-create or replace function _hand_on(freed _freed) returns integer
-    language plpgsql set search_path from current
-as $$
-begin
-    return case when freed.sequences is null then 0 else _promote_next(freed.sequences, null) end
-         + case when freed.queues is null then 0 else _refill_queues(freed.queues) end;
-end;
-$$;
-
 -- Moves the jobs, in one statement. It locks rows in the order of their ids, and matches them by id
--- and run, never by position, since an add may have moved a row meanwhile. A producer that replaces a
--- job frees no queue: its transaction may stay open for long, so it must not hold a lane. `gone`: the
--- jobs that history does not keep.
+-- and run, never by position, since an add may have moved a row meanwhile. `sequences`, `queues`, `slots`: the
+-- places to hand on. A producer that replaces a job hands nothing on: its transaction may stay open for long,
+-- and must not have the next job locked. `gone`: the jobs that history does not keep.
 create or replace function _move_to_history(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[], close_reason text, error text,
-    out ids bigint[], out sequences text[], out queues text[], out loose_ends _loose_end[],
-    out gone bigint[], out gone_results jsonb[])
+    out ids bigint[], out sequences text[], out queues text[], out slots xid8[],
+    out loose_ends _loose_end[], out gone bigint[], out gone_results jsonb[])
     language plpgsql set search_path from current
 as $$
 declare
@@ -113,8 +107,12 @@ begin
                e.continue_on_discarded, coalesce(error, e.last_error), close_reason, v_now,
                v_now + e.retention, e.new_result, e.start_by, e.wait_until, e.waits_since, e.waits_run,
                e.payload from ended e where e.retention > interval '0')
-    select array_agg(e.id), array_agg(e.sequence_key) filter (where e.sequence_head),
+    select array_agg(e.id),
+           array_agg(e.sequence_key) filter (
+               where e.sequence_head and e.state = 'running' and not v_replaced),
            array_agg(e.queue_name) filter (
+               where e.queue_name is not null and e.state = 'running' and not v_replaced),
+           array_agg(e.slot) filter (
                where e.queue_name is not null and e.state = 'running' and not v_replaced),
            array_agg(row(
                e.id,
@@ -126,14 +124,14 @@ begin
                -- A job that gives way to another one (superseded or replaced) does not halt.
                case when final_state = 'cancelled' and not e.continue_on_cancelled and e.superseded is null
                          and not v_replaced then e.sequence_key end,
-               case when e.state = 'available' and coalesce(e.ready_at, e.due_at) is not null
-                         or v_replaced and e.ready_at is not null then e.queue_name end
+               case when e.ready_at is not null and (v_replaced or e.state <> 'running') then e.queue_name end,
+               case when e.sequence_head and (v_replaced or e.state <> 'running') then e.sequence_key end
            )::_loose_end) filter (
                where final_state = 'cancelled' or e.state <> 'running' or e.retention = interval '0' and (
                    e.revision > 0 or coalesce(error, e.last_error) is not null or e.unique_key is not null)),
            array_agg(e.id) filter (where e.retention = interval '0'),
            array_agg(e.new_result) filter (where e.retention = interval '0')
-    into ids, sequences, queues, loose_ends, gone, gone_results
+    into ids, sequences, queues, slots, loose_ends, gone, gone_results
     from ended e;
 end;
 $$;

@@ -84,10 +84,9 @@ begin
             select p.* from _place(_requeue.run_at, v_now, null, _must_wait(job.queue_name), waiting) p),
         run_at = _requeue.run_at, updated_at = v_now, attempts = _requeue.attempts, worker_id = null,
         claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error),
-        payload = coalesce(_requeue.payload, j.payload)
+        payload = coalesce(_requeue.payload, j.payload), slot = null, pace = null, turn = null
     where j.id = job.id;
-    perform _refill_queue(job.queue_name, true);
-    perform _arrive_late(array[job.id]);
+    perform _hand_on(null, array[job.queue_name], array[job.slot]) where job.queue_name is not null;
     perform _notify_workers();
 end;
 $$;
@@ -112,8 +111,8 @@ begin
         perform _delete_live_job(job, false);
     else
         update live_jobs j
-        set state = 'discarded', ready_at = null, due_at = null, parked = null, has_slot = null,
-            start_by = null,
+        set state = 'discarded', ready_at = null, due_at = null, parked = null, slot = null,
+            pace = null, turn = null, start_by = null,
             updated_at = v_now, worker_id = null, claimed_at = null, finished_at = v_now,
             expires_at = v_now + v_retention, last_error = coalesce(error, j.last_error),
             reason = discard_reason, payload = coalesce(_discard.payload, j.payload), sequence_head = null
@@ -126,20 +125,23 @@ $$;
 
 -- Passes on the place of a job that has ended or was moved: the next job of its sequence becomes
 -- the head, and its slot goes to the next job of its queue. If the job was not running, the caller
--- may be a producer, whose transaction may stay open for long and must not hold a lane: then this
--- leaves a request.
+-- may be a producer, whose transaction may stay open for long and must not have the next job locked: then
+-- this leaves a request.
 create or replace function _free_turn(job live_jobs) returns void
     language plpgsql set search_path from current
 as $$
 begin
-    if job.sequence_head then
-        perform _promote_next(array[job.sequence_key], null);
-    end if;
     if job.state = 'running' then
-        perform _refill_queue(job.queue_name);
-    elsif (job.ready_at is not null or job.parked = 'queue' and job.due_at is not null)
-          and job.queue_name is not null then
-        insert into promotion_requests (lane) values ('queue:' || job.queue_name);
+        perform _hand_on(case when job.sequence_head then array[job.sequence_key] end,
+                         case when job.queue_name is not null then array[job.queue_name] end,
+                         array[job.slot]);
+        perform _notify_workers();
+    elsif job.ready_at is not null and job.queue_name is not null or job.sequence_head then
+        insert into promotion_requests (lane)
+        select l.lane
+        from (values (case when job.ready_at is not null then 'queue:' || job.queue_name end),
+                     (case when job.sequence_head then 'sequence:' || job.sequence_key end)) l(lane)
+        where l.lane is not null;
         perform _notify_workers();
     end if;
 end;

@@ -134,14 +134,14 @@ declare
     v_now timestamptz := clock();
     v_retention interval := (select s.discarded_retention from settings s);
     v_queues text[];
+    v_slots xid8[];
     v_sequences text[];
-    v_ready bigint[];
     v_discarded bigint[];
 begin
     with item as materialized (
         select distinct on (i.id, i.run) i.* from unnest(items) i order by i.id, i.run, i.position),
     fate as materialized (
-        select j.id, i.error, i.payload, r.run_at, w.why, p.*
+        select j.id, j.slot, i.error, i.payload, r.run_at, w.why, p.*
         from item i
         cross join lateral (
             select l.* from live_jobs l
@@ -165,23 +165,23 @@ begin
             started_at = case when f.why is not null then j.started_at end,
             reason = coalesce(f.why, j.reason), finished_at = case when f.why is not null then v_now end,
             expires_at = case when f.why is not null then v_now + v_retention end,
-            sequence_head = case when f.why is null then j.sequence_head end
+            sequence_head = case when f.why is null then j.sequence_head end, slot = null, pace = null,
+            turn = null
         from fate f where j.id between f.id and f.id
-        returning j.id, j.ready_at, j.parked, j.queue_name, j.sequence_key, j.continue_on_discarded, f.why),
+        returning j.id, j.queue_name, j.sequence_key, j.continue_on_discarded, f.why, f.slot),
     halted as (
         insert into sequence_halts
         select f.sequence_key, f.id, 'discarded', v_now from failed f
         where f.why is not null and f.sequence_key is not null and not f.continue_on_discarded
         order by f.sequence_key, f.id
         on conflict do nothing)
-    select array_agg(distinct f.queue_name) filter (where f.queue_name is not null),
+    select array_agg(f.queue_name) filter (where f.queue_name is not null),
+           array_agg(f.slot) filter (where f.queue_name is not null),
            array_agg(distinct f.sequence_key) filter (where f.why is not null and f.sequence_key is not null),
-           array_agg(f.id) filter (where f.ready_at is not null), array_agg(f.id) filter (where f.why <> '')
-    into v_queues, v_sequences, v_ready, v_discarded from failed f;
+           array_agg(f.id) filter (where f.why <> '')
+    into v_queues, v_slots, v_sequences, v_discarded from failed f;
     perform _tell_of_end(v_discarded, 'discarded');
-    perform _promote_next(v_sequences, null) where v_sequences is not null;
-    perform _refill_queues(v_queues, true);
-    perform _arrive_late(v_ready);
+    perform _hand_on(v_sequences, v_queues, v_slots);
     perform _notify_workers();
 end;
 $$;

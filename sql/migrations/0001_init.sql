@@ -6,8 +6,8 @@
 --
 -- Rules for live_jobs:
 -- * A claim must stay a HOT update. No index and no index predicate names a column that a claim
---   changes (run, attempts, state, worker_id, claimed_at, has_slot). What the indexes need to know
---   of the state is in ready_at, due_at and parked.
+--   changes (run, attempts, state, worker_id, claimed_at). What the indexes need to know of the state is
+--   in ready_at, due_at and parked.
 -- * An INSERT of one row must stay cheap. A CHECK constraint (30 us a statement) or generated
 --   columns (18 us) cost more than the row itself (8 us). So the functions set these three columns
 --   by _ready_at, _due_at and _parked, and a test checks them.
@@ -163,53 +163,21 @@ create type _cron as (
     problem text
 );
 
--- A part of the claim order: after one place, up to and including another (private).
-create type _span as (
-    priority integer,
-    ready_at timestamptz,
-    id bigint,
-    to_priority integer,
-    to_ready_at timestamptz,
-    to_id bigint
-);
-
--- The turn of a worker among those that poll (private): see _polls_in.
-create type _turns as (
-    worker_id bigint,
-    until_us bigint,        -- until then it is true
-    workers bigint,         -- that take the same jobs
-    place bigint            -- of this worker among them, from 0
-);
-
--- How far a session has walked an index (private); see functions/02_walks.sql. A walk of due jobs
--- or of promotion requests has one place.
-create type _walk as (
-    owner bigint,
-    until timestamptz,
-    places _span[],         -- one for each priority; only the first three fields of each are used
-    late_ids bigint[],      -- claims: jobs that arrived before these places and are not claimed yet
-    seen bigint             -- claims: the last id of late_arrivals that was read
-);
-
 -- What the end of a job leaves to be done, besides its move to history (private).
 create type _loose_end as (
     job_id bigint,
     has_errors boolean,      -- to be deleted, as history does not keep the job
     unique_key bytea,        -- to be released, for the same reason
     halts text,              -- the sequence that it halts
-    left_queue text          -- the queue in which a claim could have taken it
+    left_queue text,         -- the queue in which a claim could have taken it
+    left_sequence text       -- the sequence whose head it was
 );
 
--- The lanes that a turn's reports have freed, to be handed on (private).
-create type _freed as (
-    sequences text[],
-    queues text[]
-);
-
--- What is left after a claim (private).
-create type _left as (
-    ready boolean,               -- jobs that it did not take
-    due_in_s double precision    -- the worker must claim again then
+-- What was let in when a turn looked at what was due (private).
+create type _opened as (
+    jobs integer,            -- how many became available to claims
+    held boolean,            -- it had the gate
+    again boolean            -- there is more to do
 );
 
 -- What a beat finds to do (private).
@@ -220,39 +188,6 @@ create type _duties as (
     words text,                      -- for the runner: maintain, schedules
     tick_is_due boolean,
     next_tick_s double precision     -- until the next schedule is due, or null
-);
-
--- A claim, round by round (private); see functions/40_claim.sql.
-create type _claim as (
-    now timestamptz,
-    wanted integer,          -- how many more jobs
-    seen xid8,               -- it saw the changes of all transactions before this one
-    freed _freed,            -- to be handed on first
-    -- the next round
-    ready boolean,           -- looks for jobs
-    promotes boolean,        -- before that, promotes jobs
-    promotions integer,      -- rounds that did so, up to now
-    oldest_request bigint,   -- the promotion request that the last of them left
-    closed text[],           -- queues from which the claim takes no more jobs
-    -- its walk along the ready jobs
-    kept _walk,              -- what the session remembers
-    began timestamptz,
-    read bigint,             -- index entries that the session had read by then
-    spans _span[],           -- what it has still to read
-    places _span[],          -- as far as it has come
-    -- what the last round has found
-    must_promote boolean,    -- something to promote: it did not look for jobs
-    run bigint,              -- for the jobs that it claims
-    ids bigint[],            -- the jobs, in claim order, locked
-    priorities smallint[],
-    ready_ats timestamptz[],
-    admitted tid[],          -- those of them that may start
-    full_queues text[],      -- queues that have no slot left and more candidates
-    in_turn boolean,         -- one of the jobs belongs to a sequence or has a slot
-    paced text[],            -- queues with a rate or turns, whose lanes the claim has taken: limits/rates
-    cut boolean,             -- jobs of worse priority were left for the next round
-    due_at timestamptz,      -- of the first job that is not due yet
-    rest boolean             -- there are available jobs that it did not find, or requests
 );
 
 create table settings (
@@ -295,8 +230,10 @@ create table queues (
     paused boolean not null default false,
     updated_at timestamptz,
     inherits boolean not null default false,    -- paused, never configured: its family's concurrency counts
-    -- The transaction of the last change. A claim that could not see it breaks no limit.
-    changed xid8 not null default pg_current_xact_id(),
+    changed xid8 not null default pg_current_xact_id(), -- the version of these settings
+    -- Not null: transactions that have not seen this version may be open. 0, or the transaction from which
+    -- on all have seen it (gate/settings).
+    held xid8 default '0',
     -- In no window of rate_period, a time in seconds, start more than rate_limit jobs: limits/rates.
     rate_limit integer constraint queues_rate_limit check (rate_limit >= 1),
     rate_period interval,
@@ -306,27 +243,27 @@ create table queues (
 create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
 -- Families that are paused: each queue looks for one.
 create index queues_paused_family on queues (queue_name) where paused and right(queue_name, 1) = '*';
+create index queues_held on queues (queue_name) where held is not null;
 
--- The starts of queues with a rate (limits/rates): one row for each claim that started some. `total` grows by
--- the number of jobs, so the difference of two rows is what started between them. The first row of a queue
--- is of the time -infinity.
+-- The starts of queues with a rate (gate/rates). A claim writes one row for the jobs of a queue that it
+-- starts. A pass of the gate adds them up: `total` is the number of all starts up to this row.
 create table starts (
     queue_name text collate "C" not null,
     at timestamptz not null,
-    total bigint not null,
-    primary key (queue_name, at, total)
+    jobs integer not null,
+    total bigint                                -- null until a pass has added it up
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0);
+create index starts_new on starts (queue_name) where total is null;
+create index starts_at on starts (queue_name, at, total) where total is not null;
 
--- The starts that a queue had while it had no rate. A row may stand for several starts that are close
--- together: it has the time of the last. A table of its own: in `starts` a claim that could not see these
--- rows yet might come between, and go on from another total.
-create table earlier_starts (
+-- Kinds of jobs (task and flags) that stand aside in their queue for a moment, since no worker takes them.
+create table set_aside (
     queue_name text collate "C" not null,
-    at timestamptz not null,
-    jobs bigint not null,
-    counted_by xid8 not null default pg_current_xact_id(), -- so no two calls of set_queue wait for each other
-    primary key (queue_name, at, counted_by)
+    task_identifier text collate "C" not null,
+    flags jsonb,
+    until timestamptz not null,
+    unique nulls not distinct (queue_name, task_identifier, flags)
 );
 
 -- One row per start of a worker process. Ids are never reused, so a late report of a dead worker is
@@ -362,14 +299,16 @@ create sequence job_ids;
 create table live_jobs (
     id bigint primary key default nextval('job_ids'),
     -- what the indexes need of the state
-    ready_at timestamptz,                           -- run_at while running, or available and not parked
+    ready_at timestamptz,                           -- running, or available and not parked: since when
     due_at timestamptz,                             -- run_at while scheduled or retryable; the end of a
-                                                    -- wait for a signal; while parked for its queue, the
-                                                    -- time at which the queue's rate has room: limits/rates
+                                                    -- wait for a signal
     parked text collate "C",                        -- available: 'queue'; pending: 'sequence', 'next',
                                                     -- 'unmet' or 'signal'
+    -- what the gate says of a job that it has let in: gate/queues
+    slot xid8,                                      -- by which version of its queue's settings
+    pace interval,                                  -- the period of its queue's rate: its claim notes a start
+    turn boolean,                                   -- its queue takes turns: its claim asks for the next job
     -- what a claim changes
-    has_slot boolean,                               -- available, with a slot of its queue: queues/slots
     worker_id bigint,                               -- not null exactly while running
     run bigint not null default 0,                  -- fencing token: only grows, never repeats
     attempts smallint not null default 0,           -- attempts used; a release gives one back
@@ -433,11 +372,7 @@ $$;
 create index live_jobs_ready on live_jobs (priority, ready_at, id) where ready_at is not null;
 create index live_jobs_due on live_jobs (due_at, id) where due_at is not null;
 create unique index live_jobs_job_key on live_jobs (job_key) where job_key is not null;
--- A queue's waiting jobs by kind. A kind is a task with certain flags: these decide which workers
--- take a job.
-create index live_jobs_queue_parked on live_jobs
-    (queue_name, task_identifier, (coalesce(flags::text, '') collate "C"), priority, run_at, id)
-    where parked = 'queue';
+create index live_jobs_queue_parked on live_jobs (queue_name, priority, run_at, id) where parked = 'queue';
 create index live_jobs_queue_taken on live_jobs (queue_name, priority, run_at, id)
     where ready_at is not null and queue_name is not null;
 create index live_jobs_sequence_parked on live_jobs (sequence_key, parked, id) where parked <> 'queue';
@@ -575,35 +510,31 @@ create unlogged table waiters (
 create index waiters_job on waiters (job_id);
 
 -- Requests to look at a queue, a family, a sequence or a job again, after a change that may let a parked
--- job start. The transaction of the change writes the request, and the next promotion deletes it.
--- So no promotion is lost, and an add never waits for the end of another job.
+-- job start. The transaction of the change writes the request, and the next pass of the gate deletes it.
+-- So none is lost, and an add never waits for the end of another job.
 create table promotion_requests (
     -- 'queue:NAME', 'family:PREFIX', 'sequence:KEY'; with a job_id the lanes of _job_lanes.
     lane text collate "C" not null,
-    id bigint generated always as identity primary key, -- the oldest come first: no lane starves
-    -- Not null: wait until all transactions up to this one have ended. 0: answer at once, then
-    -- again after all transactions that were open at that time.
-    after xid8,
-    changed boolean not null default false,     -- settings were changed: no slot given before counts
-    at timestamptz not null default clock_timestamp(),
+    id bigint generated always as identity,
     job_id bigint,
-    not_by xid8                                 -- the transaction that has left it must commit first
+    at timestamptz,                             -- not before this time; null: at once
+    since timestamptz not null default clock_timestamp(), -- since when it has been asked
+    xid xid8 not null default pg_current_xact_id(),
+    later boolean not null default false,       -- the transaction that has left it must commit first
+    problem text                                -- why the last look failed
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0);
-create index promotion_requests_lane on promotion_requests (lane, id);
-create index promotion_requests_changed on promotion_requests (id) where changed;
--- The requests that a promotion may answer now are found without those that wait for transactions to end:
--- there is one of them for each queue that was set, and they wait as long as the oldest transaction.
-create index promotion_requests_open on promotion_requests (id) where after is null;
-create index promotion_requests_after on promotion_requests (after, id) where after is not null;
+create index promotion_requests_open on promotion_requests (xid, id) where at is null;
+create index promotion_requests_timers on promotion_requests (at) where at is not null;
+create index promotion_requests_lane on promotion_requests (lane, at) where at is not null;
 
--- Jobs that became available at places in the claim order that a session may have passed
--- (02_walks). Only a hint, so the table is unlogged.
-create unlogged table late_arrivals (
-    id bigint generated always as identity primary key,
-    job_id bigint not null,
-    at timestamptz not null default clock_timestamp()
-);
+-- The gate: the session that has this row locked answers requests, and no other does (gate/pass).
+create table gate (
+    only_row boolean primary key default true constraint gate_only_row check (only_row),
+    floor xid8 not null default '0',            -- requests of older transactions have been answered
+    floor_at timestamptz
+) with (fillfactor = 10);
+insert into gate default values;
 
 -- The keys of once(): what must not be done twice.
 create table once_keys (
@@ -681,14 +612,7 @@ create sequence due_told_at minvalue 0 start 0;
 -- session sees the current value even inside an old REPEATABLE READ transaction, and setting one
 -- leaves no dead rows. Times are in ms since 1970.
 create sequence listening_until minvalue 0 start 0;     -- until then a worker is waiting for a notification
-create sequence polling_until minvalue 0 start 0;       -- until then waiting workers poll every 10 ms
-create sequence not_listening_until minvalue 0 start 0; -- a listening_until up to this time is invalid
 create sequence silent_before minvalue 0 start 0;       -- older transactions may have added jobs silently
-create sequence silent_at minvalue 0 start 0;           -- when silent_before was set
 create sequence coordination_used minvalue 0 start 0;   -- set once a dependency, step, signal … was stored
+create sequence settings_used minvalue 0 start 0;       -- set once a queue was set or paused
 create sequence waited_until minvalue 0 start 0;        -- until then a caller waits for the end of a job
-create sequence walks_until minvalue 0 start 0;         -- until then sessions may remember places: 02_walks
-
--- Registers too: what workers know of each other, to share their looks at the queue: workers/fleet.
-create sequence fleet_size minvalue 0 start 0;          -- how many workers the last sweep saw
-create sequence notifications minvalue 0 start 0;       -- counts them

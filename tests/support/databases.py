@@ -23,7 +23,7 @@ TRUNCATE = """
         used text := (
             select string_agg(c.oid::regclass::text, ', ') from pg_class c
             where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'r'
-              and pg_relation_size(c.oid) > 0 and c.relname not in ('migrations', 'installed_objects'));
+              and pg_relation_size(c.oid) > 0 and c.relname not in ('migrations', 'installed_objects', 'gate'));
     begin
         if used is not null then execute 'truncate ' || used; end if;
     end $$
@@ -44,7 +44,7 @@ CLEAN = """
                 on s.seqrelid = c.oid
             where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('r', 'p', 'S')
                 and not c.relispartition
-              and c.relname not in ('migrations', 'installed_objects')
+              and c.relname not in ('migrations', 'installed_objects', 'gate')
         loop
             if v.seqstart is not null then
                 perform setval(v.name, v.seqstart, false);
@@ -61,7 +61,7 @@ CLEAN = """
 SIZES = """
     select c.oid::regclass::text, pg_relation_size(c.oid) from pg_class c
     where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'r'
-      and c.relname not in ('migrations', 'installed_objects')"""
+      and c.relname not in ('migrations', 'installed_objects', 'gate')"""
 PAGE = 8192
 
 

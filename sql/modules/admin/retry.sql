@@ -79,7 +79,7 @@ begin
             select p.* from _place(
                 now, now, _held(job.sequence_key, job.sequence_head, _unmet(job)),
                 _must_wait(job.queue_name)) p),
-        has_slot = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
+        slot = null, pace = null, turn = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
         started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
         reason = null, result = null, finished_at = null, expires_at = null, start_by = null,
         max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
@@ -168,7 +168,6 @@ begin
         if v_row.sequence_key is not null then
             perform _unhalt_sequence(v_row.sequence_key, v_row.id);
         end if;
-        perform _arrive_late(array[v_row.id]);
     end if;
     if v_row.parked = 'unmet' then
         perform _ask_for_child(v_row.id);
@@ -313,7 +312,9 @@ begin
         v_new.expires_at := now + (select s.discarded_retention from settings s);
         v_new.reason := 'out of attempts';
     end if;
-    v_new.has_slot := null;
+    v_new.slot := null;
+    v_new.pace := null;
+    v_new.turn := null;
     return v_new;
 end;
 $$;
@@ -329,7 +330,8 @@ begin
     update live_jobs j
     set run_at = changed.run_at, priority = changed.priority, attempts = changed.attempts,
         max_attempts = changed.max_attempts, state = changed.state, ready_at = changed.ready_at,
-        due_at = changed.due_at, parked = changed.parked, has_slot = changed.has_slot,
+        due_at = changed.due_at, parked = changed.parked, slot = changed.slot,
+        pace = changed.pace, turn = changed.turn,
         sequence_head = changed.sequence_head, started_at = changed.started_at,
         crashes = changed.crashes, finished_at = changed.finished_at,
         expires_at = changed.expires_at, start_by = changed.start_by, reason = changed.reason,
@@ -351,7 +353,6 @@ begin
     end if;
     job.sequence_head := job.sequence_head and changed.sequence_head is not true;
     perform _free_turn(job);
-    perform _arrive_late(array[job.id]);
 end;
 $$;
 

@@ -33,7 +33,7 @@ create or replace function _wait_until(job live_jobs, max_wait interval, now tim
                 when _waits_again(job) then now + max_wait
                 else least((job).wait_until, coalesce((job).waits_since, (job).created_at) + max_wait) end;
 
--- Cancels jobs whose time to begin is over. It remembers how far it has walked (02_walks): a job that commits
+-- Cancels jobs whose time to begin is over. It remembers how far it has walked (02_floors): a job that commits
 -- with an earlier time, or that another session has locked, is cancelled up to two seconds later.
 create or replace function _expire_jobs() returns void
     language plpgsql set search_path from current
@@ -41,6 +41,7 @@ create or replace function _expire_jobs() returns void
     set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
+    v_owner constant text := 'live_jobs'::regclass::oid;
     v_now constant timestamptz := clock();
     v_began constant timestamptz := clock_timestamp();
     v_from timestamptz;
@@ -50,14 +51,15 @@ begin
     if not _coordination_is_used() then
         return;
     end if;
-    v_from := _walked_to('expired');
+    v_from := coalesce((_floor_of('expired', v_owner)).at, '-infinity');
     v_read := _entries_read('live_jobs_start_by');
     v_expired := array(
         select j.id from live_jobs j where j.start_by <= v_now and j.start_by > v_from
         order by j.start_by limit 1000 for update skip locked);
     if v_from = '-infinity' and cardinality(v_expired) < 1000
        and _entries_read('live_jobs_start_by') - v_read > 2000 + 2 * cardinality(v_expired) then
-        perform _keep_time('expired', v_now, v_began);
+        perform _keep_floor('expired', v_owner, 0::smallint, v_now - interval '1 second', 0,
+                            (extract(epoch from clock_timestamp() - v_began) * 1000000)::bigint, null);
     end if;
     if v_expired <> '{}' then
         perform _finalize_jobs(

@@ -193,10 +193,11 @@ begin
     end if;
     update live_jobs j
     set state = 'pending', parked = 'signal', ready_at = null, due_at = until, updated_at = now,
-        attempts = greatest(job.attempts - 1, 0), worker_id = null, claimed_at = null, started_at = null
+        attempts = greatest(job.attempts - 1, 0), worker_id = null, claimed_at = null, started_at = null,
+        slot = null, pace = null, turn = null
     where j.id = job.id;
-    insert into promotion_requests (lane, job_id, not_by) values ('signal', job.id, pg_current_xact_id());
-    perform _refill_queue(job.queue_name);
+    insert into promotion_requests (lane, job_id, later) values ('signal', job.id, true);
+    perform _hand_on(null, array[job.queue_name], array[job.slot]) where job.queue_name is not null;
     perform _notify_workers();
 end;
 $$;
@@ -241,8 +242,7 @@ begin
     else
         insert into signals (job_id, name, payload, at)
         values (send_signal.job_id, send_signal.name, coalesce(send_signal.payload, 'null'), v_now);
-        insert into promotion_requests (lane, job_id, not_by)
-        values ('signal', send_signal.job_id, pg_current_xact_id());
+        insert into promotion_requests (lane, job_id, later) values ('signal', send_signal.job_id, true);
         perform _notify_workers();
     end if;
     if v_awaited <> name then
@@ -263,8 +263,9 @@ comment on function send_signal(bigint, text, jsonb) is
     'now. It waits for no other session. name: 1 to 512 characters. '
     'Errors: PW001; PW004 if there is no such job; PW005 if the job is completed or cancelled.';
 
--- Places those of these jobs whose signal was sent; returns how many became available to claims.
-create or replace function _resume_waits(job_ids bigint[]) returns integer
+-- Places those of these jobs whose signal was sent. `opened`: how many became available to claims; `lanes`:
+-- where others wait.
+create or replace function _resume_waits(job_ids bigint[], out opened integer, out lanes text[])
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off set plan_cache_mode = force_generic_plan
@@ -272,7 +273,6 @@ as $$
 declare
     v_now timestamptz := clock();
     v_answered bigint[];
-    v_ready bigint[];
 begin
     v_answered := array(
         select j.id from unnest(job_ids) i(id)
@@ -284,19 +284,17 @@ begin
         where j.id = any (v_answered) and j.parked = 'signal' for update skip locked),
     placed as (
         update live_jobs j
-        set state = f.state, parked = f.parked, ready_at = f.ready_at, due_at = f.due_at, updated_at = v_now
+        set state = f.state, parked = f.parked, due_at = f.due_at, updated_at = v_now,
+            ready_at = case when f.ready_at is not null then v_now end
         from (select l.tid, p.* from free l
               cross join lateral _place(l.run_at, v_now, null, _must_wait(l.queue_name)) p) f
         where j.ctid = f.tid
-        returning j.id, j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
+        returning j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
     asked as (
-        insert into promotion_requests (lane, job_id, not_by)
-        select distinct p.lane, null::bigint, null::xid8 from placed p where p.lane is not null
-        union all
-        select 'signal', a.id, pg_current_xact_id() from unnest(v_answered) a(id)
+        insert into promotion_requests (lane, job_id, at, later)
+        select 'signal', a.id, v_now + interval '0.05 s', true from unnest(v_answered) a(id)
         where a.id not in (select f.id from free f))
-    select array_agg(p.id) filter (where p.ready_at is not null) into v_ready from placed p;
-    perform _arrive_late(v_ready);
-    return coalesce(cardinality(v_ready), 0);
+    select count(p.ready_at), array_agg(distinct p.lane) filter (where p.lane is not null) into opened, lanes
+    from placed p;
 end;
 $$;

@@ -1,38 +1,39 @@
 -- dependencies/children: the promotion of jobs that wait for others or for signals (dependencies/edges).
 
--- Handles the oldest requests that name a job; returns how many jobs became available to claims.
-create or replace function _promote_waiting(walked bigint) returns integer
-    language plpgsql set search_path from current set jit = off set plan_cache_mode = force_generic_plan
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set enable_sort = off set enable_incremental_sort = off
+-- In a pass: answers requests that name a job; `sinces`: since when they have been asked. `opened`: how many
+-- jobs became available to claims; `sequences`, `queues`: where the others wait now.
+create or replace function _answer_jobs(
+    asked text[], job_ids bigint[], sinces timestamptz[], out opened integer, out sequences text[],
+    out queues text[])
+    language plpgsql set search_path from current
 as $$
 declare
-    v_own constant xid8 := pg_current_xact_id_if_assigned();
-    v_children bigint[];
-    v_since timestamptz;
-    v_parents bigint[];
-    v_signalled bigint[];
-    v_unmet bigint[];
+    v_lanes text[];
+    v_asked record;
+    v_placed record;
 begin
-    with asked as (
-        delete from promotion_requests w where w.ctid = any (array(
-            select r.tid from unnest(_job_lanes()) l(lane)
-            cross join lateral (
-                select o.ctid as tid from promotion_requests o
-                where o.lane = l.lane and o.id > walked
-                  and (o.not_by is null or o.not_by is distinct from v_own)
-                order by o.lane, o.id limit 1000 for update skip locked) r))
-        returning w.lane, w.job_id, w.at)
-    select array_agg(distinct a.job_id) filter (where a.lane = 'child'),
-           min(a.at) filter (where a.lane = 'child'),
-           array_agg(distinct a.job_id) filter (where a.lane = 'parent'),
-           array_agg(distinct a.job_id) filter (where a.lane = 'signal'),
-           array_agg(distinct a.job_id) filter (where a.lane = 'unmet')
-    into v_children, v_since, v_parents, v_signalled, v_unmet from asked a;
-    perform _tell_of_ended(v_parents) where v_parents is not null;
-    perform _cancel_unmet(v_unmet) where v_unmet is not null;
-    return case when v_children is null then 0 else _place_children(v_children, v_since) end
-         + case when v_signalled is null then 0 else _resume_waits(v_signalled) end;
+    select array_agg(distinct a.job_id) filter (where a.lane = 'child') as children,
+           min(a.since) filter (where a.lane = 'child') as since,
+           array_agg(distinct a.job_id) filter (where a.lane = 'parent') as parents,
+           array_agg(distinct a.job_id) filter (where a.lane = 'signal') as signalled,
+           array_agg(distinct a.job_id) filter (where a.lane = 'unmet') as unmet
+    into v_asked from unnest(asked, job_ids, sinces) a(lane, job_id, since);
+    opened := 0;
+    perform _tell_of_ended(v_asked.parents) where v_asked.parents is not null;
+    perform _cancel_unmet(v_asked.unmet) where v_asked.unmet is not null;
+    if v_asked.children is not null then
+        v_placed := _place_children(v_asked.children, v_asked.since);
+        opened := v_placed.opened;
+        v_lanes := v_placed.lanes;
+    end if;
+    if v_asked.signalled is not null then
+        v_placed := _resume_waits(v_asked.signalled);
+        opened := opened + v_placed.opened;
+        v_lanes := v_lanes || v_placed.lanes;
+    end if;
+    select array_agg(substr(l.lane, 10)) filter (where starts_with(l.lane, 'sequence:')),
+           array_agg(substr(l.lane, 7)) filter (where starts_with(l.lane, 'queue:'))
+    into sequences, queues from unnest(v_lanes) l(lane);
 end;
 $$;
 
@@ -71,6 +72,7 @@ create or replace function _cancel_unmet(child_ids bigint[]) returns void
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_now timestamptz := clock();
     v_unmet bigint[];
     v_touched bigint[]; -- parents, and their children
     v_waiting bigint[];
@@ -88,10 +90,10 @@ begin
         select j.id from live_jobs j where j.id = any (v_unmet) and j.parked = 'unmet'
         order by j.id + 0 for update skip locked);
     v_locked := _locked_of(v_touched, v_discarded);
-    insert into promotion_requests (lane, job_id, not_by)
-    select 'unmet', w.id, pg_current_xact_id() from unnest(v_unmet) w(id) where w.id <> all (v_held)
+    insert into promotion_requests (lane, job_id, at, later)
+    select 'unmet', w.id, v_now + interval '0.05 s', true from unnest(v_unmet) w(id) where w.id <> all (v_held)
     union
-    select 'unmet', w.id, pg_current_xact_id() from unnest(v_waiting, v_touched) w(id, parent_id)
+    select 'unmet', w.id, v_now + interval '0.05 s', true from unnest(v_waiting, v_touched) w(id, parent_id)
     where w.parent_id = any (v_locked) and w.id <> all (v_held);
     if v_held <> '{}' then
         perform _finalize_jobs(v_held, null, 'cancelled', null, 'dependency', 'a job that it depends on');
@@ -100,9 +102,9 @@ end;
 $$;
 
 -- Places those of these children whose dependencies all hold, and sees to it that the others watch one that
--- does not; returns how many became available. `since`: when this was asked for. What another session has
--- locked is soon free, unless a producer has it: so workers are notified to ask again for a moment only.
-create or replace function _place_children(child_ids bigint[], since timestamptz) returns integer
+-- does not. `since`: when this was asked for. `opened`: how many became available; `lanes`: where others wait.
+create or replace function _place_children(
+    child_ids bigint[], since timestamptz, out opened integer, out lanes text[])
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off set plan_cache_mode = force_generic_plan
@@ -110,21 +112,18 @@ as $$
 declare
     v_now timestamptz := clock();
     v_held bigint[];
-    v_again boolean := false;
     v_free bigint[];
     v_waiting bigint[];
     v_first bigint[]; -- their first open edges
-    v_ready bigint[];
 begin
     -- An extension of a batch has its callback locked.
     v_held := array(
         select j.id from live_jobs j where j.id = any (child_ids) and j.parked = 'unmet'
         order by j.id + 0 for update skip locked);
     if cardinality(v_held) < cardinality(child_ids) then
-        insert into promotion_requests (lane, job_id, at, not_by)
-        select 'child', j.id, since, pg_current_xact_id() from live_jobs j
+        insert into promotion_requests (lane, job_id, at, since, later)
+        select 'child', j.id, v_now + make_interval(secs => _growing(since)), since, true from live_jobs j
         where j.id = any (child_ids) and j.parked = 'unmet' and j.id <> all (v_held);
-        v_again := found;
     end if;
     with child as materialized (
         select j.id, case when w.to_id - w.from_id >= 50 then _first_open(j.id, j.revision, w.from_id)
@@ -142,41 +141,36 @@ begin
            array_agg(c.parent_id) filter (where c.parent_id is not null)
     into v_free, v_waiting, v_first from child c;
     if v_waiting is not null then
-        v_again := _watch_edges(v_waiting, v_first, since) or v_again;
+        perform _watch_edges(v_waiting, v_first, since);
     end if;
-    perform _notify_workers() where v_again and since > clock_timestamp() - interval '100 ms';
     with placed as (
         update live_jobs j
-        set state = f.state, parked = f.parked, ready_at = f.ready_at, due_at = f.due_at, updated_at = v_now
+        set state = f.state, parked = f.parked, due_at = f.due_at, updated_at = v_now,
+            ready_at = case when f.ready_at is not null then v_now end
         from (select l.id, p.* from live_jobs l
               cross join lateral _place(
                   l.run_at, v_now, _held(l.sequence_key), _must_wait(l.queue_name)) p
               where l.id = any (v_free)) f
         where j.id between f.id and f.id
-        returning j.id, j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
-    asked as (
-        insert into promotion_requests (lane, job_id)
-        select distinct p.lane, null::bigint from placed p where p.lane is not null)
-    select array_agg(p.id) filter (where p.ready_at is not null) into v_ready from placed p;
-    perform _arrive_late(v_ready);
-    return coalesce(cardinality(v_ready), 0);
+        returning j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane)
+    select count(p.ready_at), array_agg(distinct p.lane) filter (where p.lane is not null) into opened, lanes
+    from placed p;
 end;
 $$;
 
--- Sees to it that these children, whose first open edges are given, watch an open edge. True if this has left
--- requests. A child whose watch is no open edge any more watches another one:
+-- Sees to it that these children, whose first open edges are given, watch an open edge. A child whose watch is no open edge any more watches another one:
 --   the first open edge, if it has a lower id than the watch: it is late
 --   else the first one after the middle of those that are left, as parents tend to end in the order of their
 --   ids: so a child of many parents moves its watch a few times, and looks at each edge once
 --   else, of few that are left, the last one
 create or replace function _watch_edges(child_ids bigint[], first_ids bigint[], since timestamptz)
-    returns boolean
+    returns void
     language plpgsql set search_path from current set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set enable_sort = off set enable_incremental_sort = off
 as $$
 declare
-    v_moved boolean;
+    v_now timestamptz := clock();
     v_touched bigint[]; -- parents, and the children that watch them
     v_waiting bigint[];
     v_discarded bigint[]; -- of these parents
@@ -208,17 +202,16 @@ begin
         insert into watches (child_id, revision, from_id, parent_id)
         select n.id, n.revision, n.first_id, n.next_id from next n),
     asked as (
-        insert into promotion_requests (lane, job_id, not_by)
-        select 'child', n.id, pg_current_xact_id() from next n where n.kept_id is null)
-    select coalesce(bool_or(n.kept_id is null), false),
-           array_agg(n.kept_id) filter (where n.touched), array_agg(n.id) filter (where n.touched),
+        insert into promotion_requests (lane, job_id, later)
+        select 'child', n.id, true from next n where n.kept_id is null)
+    select array_agg(n.kept_id) filter (where n.touched), array_agg(n.id) filter (where n.touched),
            array_agg(n.kept_id) filter (where n.touched and n.ended)
-    into v_moved, v_touched, v_waiting, v_discarded from next n;
+    into v_touched, v_waiting, v_discarded from next n;
     v_locked := _locked_of(v_touched, v_discarded);
-    insert into promotion_requests (lane, job_id, at, not_by)
-    select distinct 'child', w.id, since, pg_current_xact_id()
+    insert into promotion_requests (lane, job_id, at, since, later)
+    select distinct 'child', w.id, v_now + make_interval(secs => _growing(_watch_edges.since)),
+           _watch_edges.since, true
     from unnest(v_waiting, v_touched) w(id, parent_id) where w.parent_id = any (v_locked);
-    return v_moved or found;
 end;
 $$;
 

@@ -186,8 +186,8 @@ begin
         select e.child_id, e.revision, null, e.parent_id
         from written e where e.met is null and e.cancels and e.condition = 'failure'),
     asked as (
-        insert into promotion_requests (lane, job_id, not_by)
-        select l.lane, e.child_id, pg_current_xact_id()
+        insert into promotion_requests (lane, job_id, later)
+        select l.lane, e.child_id, true
         from edge e cross join lateral (values ('child'), ('unmet')) l(lane)
         where e.may_have_ended and (l.lane = 'child' or e.cancels) group by 1, 2)
     select u.* into v_missing from parent p join unnest(new_edges) u on u.parent_id = p.parent_id

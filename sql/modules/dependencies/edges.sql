@@ -18,7 +18,7 @@
 -- from history or is deleted, and when a job ends cancelled or discarded, which is rare.
 --
 -- The lanes of these requests have a job_id and need no lock (queues/lanes): the child's row is locked. The
--- transaction that has written what a request is about does not answer it itself (`not_by`): an end that does
+-- transaction that has written what a request is about does not answer it itself (`later`): an end that does
 -- not see the writing yet would be missed.
 --   child        look whether an edge is open
 --   unmet        a parent may have ended in another way: cancel the child if it says so
@@ -330,8 +330,8 @@ create or replace function _ask_for_child(child_id bigint) returns void
     language plpgsql set search_path from current
 as $$
 begin
-    insert into promotion_requests (lane, job_id, not_by)
-    select l.lane, child_id, pg_current_xact_id() from (values ('child'), ('unmet')) l(lane);
+    insert into promotion_requests (lane, job_id, later)
+    select l.lane, child_id, true from (values ('child'), ('unmet')) l(lane);
 end;
 $$;
 

@@ -132,7 +132,6 @@ declare
     v_queue record;
     v_taken bigint[];
     v_ahead bigint;
-    v_candidates bigint;
     v_promote boolean;
 begin
     select q.* into v_queue from _queues_of(array[job.queue_name]) q;
@@ -161,18 +160,19 @@ begin
             _as_statement(_set_queue_call(job.queue_name, v_queue.concurrency::bigint + 1, 1))
                 || ' lets one more run at once');
     elsif job.parked = 'queue' and not waits then
-        select count(*), count(*) filter (where a.ready_at is not null) into v_ahead, v_candidates from (
-            select p.ready_at from live_jobs p
+        select count(*) into v_ahead from (
+            select from live_jobs p
             where p.queue_name = job.queue_name
               and (p.parked = 'queue' or p.ready_at is not null and p.state = 'available')
-              and p.task_identifier = job.task_identifier and p.flags is not distinct from job.flags
               and (p.priority, p.run_at, p.id) < (job.priority, job.run_at, job.id) limit 1000) a;
-        -- One is a candidate in a queue that takes turns; else 50 to 100, or as many as there are slots.
-        v_promote := v_candidates = 0 or not v_queue.fair
-            and v_candidates < least(v_queue.concurrency - cardinality(v_taken), 50);
+        v_promote := (
+            select count(*) < v_queue.slots - cardinality(v_taken) and (not v_queue.paced or count(*) = 0)
+            from (select from live_jobs c
+                  where c.queue_name = job.queue_name and c.ready_at is not null and c.state = 'available'
+                  order by c.queue_name, c.priority, c.run_at, c.id limit 100) c);
         return query select
             case when v_promote then 'promotion' else 'waits for a worker' end,
-            format('queue %s has room; jobs of its task that come before it: %s%s', job.queue_name, v_ahead,
+            format('queue %s has room; jobs that come before it: %s%s', job.queue_name, v_ahead,
                    case when v_ahead = 1000 then ' or more' else '' end),
             case when v_promote then _promotion_remedy()
                  else 'they start first; if none does, the workers are busy, '

@@ -85,7 +85,9 @@ as $$
 declare
     v_far constant bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 100000;
 begin
-    update promotion_requests w set after = null where w.after > v_far::text::xid8;
+    update promotion_requests r set xid = '0' where r.xid > v_far::text::xid8;
+    update gate g set floor = '0' where g.floor > v_far::text::xid8;
+    update queues q set held = '0' where q.held > v_far::text::xid8;
     perform setval('silent_before', v_far - 100000) from silent_before s where s.last_value > v_far;
 end;
 $$;
@@ -138,11 +140,7 @@ begin
     v_result := jsonb_build_object('scheduled', v_fired);
     select p.* into v_pruned from _prune(1000) p;
     perform _check_unique_keys();
-    -- No session remembers a walk for longer, see 02_walks.
-    delete from late_arrivals a where a.at < clock_timestamp() - interval '1 minute';
     perform _forget_other_server();
-    -- These take lanes and hold them until the transaction ends; a finish that meets one leaves a
-    -- request.
     v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _rescue_orphans());
     v_result := v_result || jsonb_build_object('promoted', promote_jobs());
     -- Last, to hold them briefly: the locks on history that every finish waits for.

@@ -26,12 +26,12 @@ begin
        or (j.sequence_head is true) <> (j.sequence_key is not null and j.state <> 'discarded'
                                         and coalesce(j.parked, 'queue') in ('queue', 'signal'))
        or (j.state = 'running') <> (j.worker_id is not null)
-       or j.has_slot and (j.state <> 'available' or j.ready_at is null or j.queue_name is null)
+       or num_nonnulls(j.slot, j.pace, j.turn) > 0 and (j.ready_at is null or j.queue_name is null)
        or (j.state = 'discarded') <> (j.expires_at is not null)
        or (j.state = 'discarded') <> (j.finished_at is not null)
        or (j.state = 'running') <> (j.claimed_at is not null)
        or j.start_by is not null and j.state in ('running', 'discarded')
-       or j.ready_at < j.run_at or j.ready_at > j.run_at and j.queue_name is null -- later: its queue's turn
+       or j.ready_at < j.run_at
        or j.ready_at is null and j.parked is null and j.due_at <> j.run_at
        or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
        or j.attempts < 0
@@ -95,9 +95,8 @@ begin
 end;
 $$;
 
--- 'I13': no queue has more jobs running, or more slots given, than its concurrency. 'stranded
--- queue': if a queue has a free slot, each of its parked jobs has a promotion request, or the queue
--- has a candidate of the same task and flags, or waits for the time at which its rate has room.
+-- 'I13': no queue has more jobs running, or let in, than its concurrency. 'stranded queue': if jobs wait in
+-- a queue that has a free slot, it has a promotion request, or, with a rate or turns, a job that was let in.
 create or replace function _violations_of_queues(max_rows bigint)
     returns table (invariant text, subject text, found jsonb)
     language plpgsql stable set search_path from current
@@ -118,13 +117,14 @@ begin
               and c.seen > coalesce(q.changed, '0'::xid8))) t
     where t.running > q.slots
     union all
-    -- Slots that were given count as taken. They may exceed the limit only while the request that a
-    -- changed setting wrote is open.
+    -- What this version of the settings has let in holds a slot.
     select 'I13', n.queue_name, to_jsonb(t.taken)
-    from (select distinct l.queue_name from live_jobs l where l.has_slot limit max_rows / 10) n
+    from (select distinct l.queue_name from live_jobs l where l.slot is not null limit max_rows / 10) n
     cross join lateral _queues_of(array[n.queue_name]) q
-    cross join lateral _taken_in(n.queue_name, null, '{}') t
-    where t.taken > q.slots and not exists (select from promotion_requests w where w.changed)
+    cross join lateral (
+        select count(*) as taken from live_jobs j
+        where j.queue_name = n.queue_name and j.ready_at is not null and j.slot = q.changed) t
+    where t.taken > q.slots
     union all
     select distinct 'stranded queue', j.queue_name, null::jsonb
     from (select distinct on (l.queue_name, l.task_identifier, coalesce(l.flags::text, '')) l.*
@@ -139,11 +139,7 @@ begin
           < coalesce(q.concurrency, 2147483647)
       and not exists (
           select from live_jobs c
-          where c.queue_name = j.queue_name and c.ready_at is not null and c.state = 'available'
-            and c.task_identifier = j.task_identifier and c.flags is not distinct from j.flags)
-      and not exists (
-          select from live_jobs d
-          where d.queue_name = j.queue_name and d.parked = 'queue' and d.due_at is not null);
+          where c.queue_name = j.queue_name and c.ready_at is not null and c.state = 'available');
 end;
 $$;
 
@@ -363,7 +359,8 @@ begin
         end if;
         update live_jobs j
         set state = coalesce(v_kept, p.state), parked = p.parked, due_at = p.due_at,
-            ready_at = case when v_kept = 'running' then j.run_at else p.ready_at end, has_slot = null,
+            ready_at = case when v_kept = 'running' then coalesce(j.ready_at, j.run_at) else p.ready_at end,
+            slot = null, pace = null, turn = null,
             sequence_head = case when j.sequence_key is not null and v_kept is distinct from 'discarded'
                                       and v_parked is null then true end,
             worker_id = case when v_kept = 'running' then j.worker_id end,

@@ -150,7 +150,8 @@ begin
                 v_run_at, v_now, _held(v_sequence.key, v_head, v_parked), _must_wait(v_queue)) p),
         sequence_key = v_sequence.key, sequence_head = v_head,
         continue_on_cancelled = v_sequence.continue_on_cancelled,
-        continue_on_discarded = v_sequence.continue_on_discarded, has_slot = null, updated_at = v_now,
+        continue_on_discarded = v_sequence.continue_on_discarded, slot = null, pace = null, turn = null,
+        updated_at = v_now,
         task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
         payload = case when json_typeof(request.payload) = 'array'
                        then _merged_payload(j.payload, request.payload, label)
@@ -166,9 +167,8 @@ begin
       and (j.id = job.id or job.id is null and j.state not in ('running', 'discarded')
                             and j.queue_name is null and j.sequence_key is null and j.wait_until is null)
     returning j.* into v_row;
-    if v_row.id is not null and (v_row.parked is not null or v_row.ready_at < v_now and _places_are_kept()
-                                 or _worker_is_listening()) then
-        perform _announce(v_row.id, _lane_of(v_row.parked, v_queue, v_sequence.key), v_row.ready_at < v_now);
+    if v_row.id is not null and (v_row.parked is not null or _worker_is_listening()) then
+        perform _announce(_lane_of(v_row.parked, v_queue, v_sequence.key));
     end if;
     return v_row;
 end;
@@ -235,29 +235,20 @@ begin
                 _must_wait(v_queue)) p
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
-    if v_row.id is not null and (v_row.parked is not null or v_row.ready_at < v_now and _places_are_kept()
-                                 or _worker_is_listening()) then
-        perform _announce(v_row.id, _lane_of(v_row.parked, v_queue, v_sequence.key), v_row.ready_at < v_now);
+    if v_row.id is not null and (v_row.parked is not null or _worker_is_listening()) then
+        perform _announce(_lane_of(v_row.parked, v_queue, v_sequence.key));
     end if;
     return v_row;
 end;
 $$;
 
--- Lets claims find a job that was just added or changed: asks for a promotion in its lane if it is
--- parked, lists it if it may stand at a place that they have passed, notifies workers. Callers ask
--- first whether there is anything to do: most adds save the call.
-create or replace function _announce(job_id bigint, lane text, late boolean) returns void
+-- Lets claims find a job that was just added or changed: asks for a look at its lane if it is parked, notifies
+-- workers. Callers ask first whether there is anything to do: most adds save the call.
+create or replace function _announce(lane text) returns void
     language plpgsql set search_path from current
 as $$
 begin
-    if lane is not null then
-        insert into promotion_requests (lane) values (_announce.lane);
-    end if;
-    if late then
-        perform _arrive_late(array[job_id]);
-    end if;
-    if _worker_is_listening() then
-        perform _notify_workers();
-    end if;
+    insert into promotion_requests (lane) select _announce.lane where lane is not null;
+    perform _notify_workers();
 end;
 $$;

@@ -121,8 +121,7 @@ create or replace function _sweep_is_due(grace_s double precision) returns boole
         abs(date_part('epoch', clock_timestamp()) * 1000
             - pg_sequence_last_value('swept_at'::regclass)) <= 900) is not true;
 
--- Finds dead workers, cancels the jobs that have expired, and fills the queues whose next jobs are locked.
--- Returns `grace_s` as it is then.
+-- Finds dead workers, and cancels the jobs that have expired. Returns `grace_s` as it is then.
 create or replace function _sweep(worker_id bigint) returns double precision
     language plpgsql set search_path from current set lock_timeout = '200ms'
 as $$
@@ -132,11 +131,6 @@ begin
         perform _expire_jobs();
     exception when query_canceled or others then
         raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
-    end;
-    begin
-        perform _notify_workers() where _pass_over_locked() > 0;
-    exception when others or query_canceled then
-        raise warning 'the sweep of locked jobs failed: %', sqlerrm;
     end;
     return (_find_duties(worker_id)).grace_s;
 end;

@@ -38,6 +38,7 @@ comment on function close_worker(bigint) is
     'Ends a worker in an orderly way: the jobs that it still holds are handed back, get their '
     'attempt back, and can be claimed at once. An unknown worker is no error.';
 
+-- Three statements: the report, the look, the claim. The look finds what else there is to do.
 create or replace function work(
     worker_id bigint, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
     max_jobs integer, task_identifiers text[] default null, queue_names text[] default null,
@@ -47,54 +48,62 @@ create or replace function work(
         max_attempts smallint, queue_name text, key text, flags jsonb, meta jsonb, sequence_key text,
         delivery text, crashes smallint, timeout_s double precision, run_at_s double precision,
         created_at_s double precision, why text, again_in_s double precision)
-    language plpgsql security definer set search_path from current set plan_cache_mode = force_generic_plan
-    set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
-    v_begun record;
-    v_refused _report;
-    v_claim _claim;
+    v_may_open constant boolean := _may_open();
+    v_due_from timestamptz := _floor_of_due();
+    v_settled record;
+    v_look record;
+    v_looks boolean := true;
+    v_open _opened;
+    v_ready integer := 0; -- let in, but not claimed here
+    v_left integer := max_jobs; -- how many more jobs it wants
+    v_n integer;
 begin
-    v_begun := _begin_turn(worker_id, done_ids, done_runs, done_results, reports, max_jobs);
-    v_claim := v_begun.claim;
-    kind := 'refused';
-    foreach v_refused in array v_begun.refused loop
-        id := v_refused.id;
-        run := v_refused.run;
-        why := v_refused.problem;
-        return next;
+    if max_jobs is null or max_jobs < 0 or done_ids <> '{}' or done_runs <> '{}' or done_results <> '{}'
+       or reports <> '[]' then
+        v_settled := _settle(max_jobs, done_ids, done_runs, done_results, reports);
+        v_ready := v_settled.opened;
+        if v_settled.refused <> '{}' then
+            return query select f.* from _refused_rows(v_settled.refused) f;
+        end if;
+    end if;
+    loop
+        select (select w.dead_at is null from workers w where w.id = work.worker_id) as registered, l.*
+        into v_look from _look(v_due_from) l;
+        if v_look.registered is not true then
+            perform _refuse_worker(worker_id);
+        end if;
+        exit when v_left = 0;
+        if v_looks and (v_look.asked or least(v_look.timer, v_look.due_at) <= clock()) then
+            v_open := _open(v_may_open, v_look.due_at <= clock(), v_left);
+            v_ready := v_ready + v_open.jobs;
+            v_looks := false;
+            continue; -- what is left?
+        end if;
+        return query select c.* from _claim(
+            worker_id, v_left, task_identifiers, queue_names, forbidden_flags) c;
+        get diagnostics v_n = row_count;
+        v_left := v_left - v_n;
+        exit when v_left = 0 or max_jobs - v_left >= 4 or not _start_listening();
+        v_looks := true; -- once more: adds did not notify until now
     end loop;
-    while v_claim.ready loop
-        begin
-            v_claim := _next_round(v_claim, worker_id, task_identifiers, queue_names, forbidden_flags);
-            if v_claim.admitted is not null then
-                return query with noted as (
-                    insert into claims values (work.worker_id, v_claim.run, v_claim.ids, v_claim.seen))
-                update live_jobs j
-                set state = 'running', has_slot = null, start_by = null, result = to_jsonb(j.start_by),
-                    worker_id = work.worker_id, run = _next_run(j.run, v_claim.run), claimed_at = v_claim.now,
-                    attempts = least(j.attempts + 1, 32767) -- else a job at 32767 fails all claims
-                from unnest(v_claim.admitted) r(ctid) where j.ctid = r.ctid
-                returning 'job', j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts,
-                  j.queue_name, j.job_key, j.flags, j.meta, j.sequence_key, j.delivery,
-                  coalesce(j.crashes, 0::smallint),
-                  (select date_part('epoch', t.timeout) from tasks t where t.identifier = j.task_identifier),
-                  date_part('epoch', j.run_at), date_part('epoch', j.created_at), null::text, null::float8;
-            end if;
-        exception when lock_not_available or deadlock_detected then -- see _find_jobs
-            v_claim.promotes := true;
-            v_claim.closed := _closed_queues();
-            continue;
-        end;
-        -- Not in the block above: an error here would undo the claim, but not its `return query`.
-        v_claim := _after_round(v_claim, worker_id, max_jobs);
-    end loop;
+    if v_ready > max_jobs - v_left or v_ready > 0 and v_left = 0 then
+        perform _notify_workers();
+    end if;
     kind := 'turn';
     id := null;
-    run := null;
-    why := null;
-    again_in_s := _end_turn(v_claim, max_jobs, worker_id, task_identifiers, queue_names, forbidden_flags);
+    again_in_s := case when max_jobs = 0 then 2.5
+                       when v_left = 0 or v_open.again or v_open.held and v_look.asked then 0
+                       when max_jobs - v_left >= 4 then 0.005
+                       else _again_in(
+                           v_look.asked, least(v_look.timer, v_look.due_at),
+                           _left_behind(task_identifiers, queue_names, forbidden_flags)) end;
     return next;
 end;
 $$;
@@ -119,83 +128,33 @@ create or replace function _closed_queues() returns text[]
     language sql stable
     return nullif(current_setting('pyworker.closed_queues', true), '')::text[];
 
--- Begins a turn: settles its reports, and returns those that did not count and the claim that follows.
-create or replace function _begin_turn(
-    worker_id bigint, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
-    max_jobs integer, out refused _report[], out claim _claim)
-    language plpgsql set search_path from current
-as $$
-declare
-    v_turn text;
-    v_settled record;
-    v_logged bigint[];
-    v_reporting boolean := _has_reports(worker_id, done_ids, done_runs, done_results, reports, max_jobs);
-begin
-    refused := '{}';
-    if jsonb_path_exists(reports, '$[*].do ? (@ == "log")') then
-        select l.others, l.jobs into reports, v_logged from _log_of_turn(reports) l;
-        v_reporting := done_ids <> '{}' or reports <> '[]';
-    end if;
-    if v_reporting then
-        v_turn := _commit_durably();
-        v_turn := set_config('pyworker.turn', 'reports', true); -- see _notify_workers
-        v_settled := _settle_reports(done_ids, done_runs, done_results, reports);
-        refused := v_settled.refused;
-        claim.freed := v_settled.freed;
-    end if;
-    perform _trim_logs(v_logged) where v_logged is not null; -- when its jobs are locked
-    claim.now := clock();
-    claim.wanted := max_jobs;
-    claim.seen := pg_snapshot_xmin(pg_current_snapshot()); -- before it reads the queues
-    claim.ready := max_jobs > 0;
-    claim.closed := _closed_queues();
-    claim.promotes := _walks_are_kept();
-    claim.promotions := 0;
+-- The rows of work for reports that did not count.
+create or replace function _refused_rows(refused _report[])
+    returns table (
+        kind text, id bigint, run bigint, task_identifier text, payload json, attempts smallint,
+        max_attempts smallint, queue_name text, key text, flags jsonb, meta jsonb, sequence_key text,
+        delivery text, crashes smallint, timeout_s double precision, run_at_s double precision,
+        created_at_s double precision, why text, again_in_s double precision)
+    language sql stable
+begin atomic
+    select 'refused', r.id, r.run, null::text, null::json, null::smallint, null::smallint, null::text,
+           null::text, null::jsonb, null::jsonb, null::text, null::text, null::smallint, null::float8,
+           null::float8, null::float8, r.problem, null::float8
+    from unnest(_refused_rows.refused) r;
 end;
-$$;
 
--- Ends a turn when it has claimed; returns in how many seconds the worker must come again.
-create or replace function _end_turn(
-    claim _claim, max_jobs integer, worker_id bigint, task_identifiers text[], queue_names text[],
-    forbidden_flags text[])
-    returns double precision
-    language plpgsql set search_path from current
-as $$
-declare
-    v_next integer;
-    v_turn text; -- see _notify_workers
-    v_left _left;
-    v_notified boolean;
-begin
-    if max_jobs = 0 then
-        v_next := _hand_on(claim.freed);
-    elsif (claim.kept).owner is not null
-          or _entries_read('live_jobs_ready') - claim.read > 1000 + 2 * (max_jobs - claim.wanted) then
-        perform _keep_claim_walk(claim, worker_id, task_identifiers, queue_names, forbidden_flags);
-    end if;
-    if current_setting('pyworker.turn', true) <> '' then
-        v_turn := current_setting('pyworker.turn') || set_config('pyworker.turn', '', true);
-    end if;
-    if claim.wanted > 0 then
-        v_left := _what_is_left(
-            claim, worker_id, v_turn = 'notify', task_identifiers, queue_names, forbidden_flags);
-    end if;
-    if v_turn = 'locked' or v_turn = 'notify' and (claim.wanted = 0 or v_left.ready) then
-        v_notified := _notify_workers();
-    end if;
-    return case when max_jobs = 0 then 2.5 when claim.wanted = 0 then 0 else least(v_left.due_in_s, 2.5) end;
-end;
-$$;
-
--- True if a turn has reports. Errors of a turn as a whole: PW001, PW004.
-create or replace function _has_reports(
-    worker_id bigint, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
-    max_jobs integer)
-    returns boolean
+-- Settles the reports of a turn. `refused`: those that did not count, each with its problem; `opened`: how many
+-- jobs became available to claims. Errors of a turn as a whole: PW001.
+create or replace function _settle(
+    max_jobs integer, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
+    out refused _report[], out opened integer)
     language plpgsql set search_path from current
 as $$
 declare
     v_done constant integer := coalesce(cardinality(done_ids), 0);
+    v_lines bigint[]; -- the job of each line
+    v_ended record;
+    v_durable text;
 begin
     if max_jobs is null or max_jobs < 0 then
         raise exception 'work: max_jobs must not be negative, got %', coalesce(max_jobs::text, 'NULL')
@@ -211,12 +170,28 @@ begin
     elsif jsonb_typeof(reports) <> 'array' then
         raise exception 'work: reports must be a JSON array of objects, got %', jsonb_typeof(reports)
             using errcode = 'PW001';
-    elsif max_jobs = 0 then -- else the claim looks at the worker
-        if not exists (select from workers w where w.id = _has_reports.worker_id and _is_registered(w)) then
-            perform _refuse_worker(worker_id);
+    end if;
+    refused := '{}';
+    opened := 0;
+    if reports <> '[]' then
+        select l.others, l.jobs into reports, v_lines from _log_of_turn(reports) l;
+    end if;
+    if v_done > 0 or reports <> '[]' then
+        v_durable := _commit_durably();
+    end if;
+    if reports <> '[]' or array_position(done_runs, null) is not null
+       or v_done > 1 and v_done > (select count(distinct d.id) from unnest(done_ids) d(id)) then
+        refused := _settle_mixture(done_ids, done_runs, done_results, reports);
+    elsif v_done > 0 then -- the common turn: completed jobs only
+        v_ended := _end_jobs(done_ids, done_runs, 'completed', done_results);
+        opened := coalesce(v_ended.opened, 0);
+        if cardinality(v_ended.ids) < v_done then
+            refused := array(
+                select row(0, 'done', d.id, d.run, 'stale', null)::_report
+                from unnest(done_ids, done_runs) d(id, run) where d.id <> all (v_ended.ids));
         end if;
     end if;
-    return v_done > 0 or coalesce(reports <> '[]', false);
+    perform _trim_logs(v_lines) where v_lines is not null; -- when its jobs are locked
 end;
 $$;
 
@@ -257,37 +232,7 @@ begin
 end;
 $$;
 
--- Settles the reports of a turn, and returns those that did not count, each with its problem; and the
--- lanes that are to be handed on.
-create or replace function _settle_reports(
-    done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
-    out refused _report[], out freed _freed)
-    language plpgsql set search_path from current set enable_bitmapscan = off
-as $$
-declare
-    v_mixed boolean := reports <> '[]' or array_position(done_runs, null) is not null;
-    v_ended record;
-begin
-    if v_mixed is not true and cardinality(done_ids) > 1 then -- may name two runs of one job
-        v_mixed := cardinality(done_ids) > (select count(distinct d.id) from unnest(done_ids) d(id));
-    end if;
-    if v_mixed then
-        refused := _settle_mixture(done_ids, done_runs, done_results, reports);
-        return;
-    end if;
-    -- The common turn: completed jobs only.
-    v_ended := _end_jobs(done_ids, done_runs, 'completed', done_results);
-    freed := v_ended.freed;
-    refused := '{}';
-    if cardinality(v_ended.ids) < cardinality(done_ids) then
-        refused := array(
-            select row(0, 'done', d.id, d.run, 'stale', null)::_report
-            from unnest(done_ids, done_runs) d(id, run) where d.id <> all (v_ended.ids));
-    end if;
-end;
-$$;
-
--- The same for reports of several kinds, or of one run twice. Locks all jobs in the order of their
+-- Settles reports of several kinds, or of one run twice. Locks all jobs in the order of their
 -- ids before it changes any, so that two such turns never deadlock.
 create or replace function _settle_mixture(
     done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb) returns _report[]

@@ -217,7 +217,6 @@ begin
     where w.id in (
         select o.id from workers o
         where o.dead_at < v_now - interval '1 day' order by o.id for update skip locked);
-    perform _count_fleet();
     -- Workers that died within the last minute, since one of their claims may still have been open.
     -- maintain() finds the jobs of claims that commit even later.
     return _rescue_jobs(

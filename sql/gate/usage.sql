@@ -1,4 +1,4 @@
--- limits/usage: what people and checks see of rates (limits/rates).
+-- gate/usage: what people and checks see of limits and rates (gate/queues, gate/rates).
 
 -- The limits of queues and how much of each rate is used now: for list_queues and the view queue_stats. A
 -- view's functions run with the rights of the role that reads it, which may not read these tables.

@@ -1,5 +1,56 @@
--- limits/settings: what people do to queues: limits, pauses, resuming. Each function changes rows and
--- leaves a request; promote_jobs acts on it, with the next claim.
+-- gate/settings: what people do to queues: limits, pauses, resuming; and how a change comes into force.
+--
+-- Each change gives its row a new version (`changed`) and holds it: while it is held, claims take of these
+-- queues only what this version has let in (_was_let_in). So a change holds from its commit, and set_queue
+-- waits for nothing. The first pass that sees the change writes down its own transaction (`held`). Passes park what
+-- older versions have let in, and when all older transactions have ended, the row is held no longer.
+
+-- In a pass: parks the jobs of these queues that an older version has let in, up to 1,000 of each, and ends
+-- what need not be held any more; `families`: those of which these are all queues. Asks again for the others.
+create or replace function _settle_queues(queue_names text[], families text[]) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_xmin constant xid8 := pg_snapshot_xmin(pg_current_snapshot()); -- before it looks at the jobs
+    v_more text[];
+begin
+    update queues q set held = pg_current_xact_id()
+    where q.ctid = any (array(select h.ctid from queues h where h.held = '0' for update skip locked));
+    with lane as materialized (
+        select q.queue_name as name, q.changed, q.paused from _queues_of(queue_names) q
+        where q.held and q.slots is not null),
+    old as materialized (
+        select l.name, p.tid from lane l
+        cross join lateral (
+            select j.ctid as tid from live_jobs j
+            where j.queue_name = l.name and j.ready_at is not null and j.state = 'available'
+              and (j.slot is distinct from l.changed or l.paused)
+            order by j.queue_name, j.priority, j.run_at, j.id limit 1000 for update skip locked) p),
+    parked as (
+        update live_jobs j set ready_at = null, parked = 'queue', slot = null, pace = null, turn = null
+        from old o where j.ctid = o.tid returning j.queue_name)
+    select array_agg(m.name) into v_more
+    from (select p.queue_name as name from parked p group by 1 having count(*) >= 1000) m;
+    update queues q set held = null
+    where q.ctid = any (array(
+        select h.ctid from queues h where h.held is not null and h.held < v_xmin
+          and (h.queue_name = any (queue_names) and h.queue_name <> all (coalesce(v_more, '{}'))
+               or right(h.queue_name, 1) = '*' and left(h.queue_name, -1) = any (families)
+                  and not exists (select from unnest(v_more) m(name)
+                                  where starts_with(m.name, left(h.queue_name, -1))))
+        for update skip locked));
+    insert into promotion_requests (lane) select 'queue:' || m.name from unnest(v_more) m(name);
+    perform _ask_later(
+        array_agg(case when h.family then 'family:' || rtrim(h.queue_name, '*')
+                       else 'queue:' || h.queue_name end),
+        array_agg(v_now + interval '0.25 s'
+                  + case when h.family then interval '1 ms' * least(cardinality(queue_names), 5000)
+                         else interval '0' end))
+    from (select q.queue_name, right(q.queue_name, 1) = '*' as family from queues q
+          where q.held is not null limit 1000) h;
+end;
+$$;
 
 -- Raises PW001 for a name that no queue has; `verb` names the function that was called with it.
 create or replace function _check_queue(verb text, queue_name text, family boolean) returns void
@@ -42,16 +93,14 @@ begin
         raise exception 'set_queue: %', v_problem using errcode = 'PW001';
     end if;
     v_period := make_interval(secs => extract(epoch from rate_period)::double precision);
-    if v_period is not null then
-        perform _count_earlier_starts(set_queue.queue_name, v_period);
-    end if;
+    perform nextval('settings_used') where not _settings_are_used();
     insert into queues as q (queue_name, concurrency, rate_limit, rate_period, fair, updated_at)
     values (set_queue.queue_name, set_queue.concurrency, set_queue.rate_limit, v_period, set_queue.fair,
             v_now)
     on conflict (queue_name) do update
     set concurrency = excluded.concurrency, inherits = false, updated_at = excluded.updated_at,
-        changed = excluded.changed, rate_limit = excluded.rate_limit, rate_period = excluded.rate_period,
-        fair = excluded.fair;
+        changed = excluded.changed, held = excluded.held, rate_limit = excluded.rate_limit,
+        rate_period = excluded.rate_period, fair = excluded.fair;
     perform _queue_changed(set_queue.queue_name);
 end;
 $$;
@@ -62,8 +111,8 @@ comment on function set_queue(text, integer, integer, interval, boolean) is
     'queue, over all workers. A name that ends in ''*'' sets each queue that begins with it: each of them '
     'has these limits for itself. fair, for such a name only: its queues take turns among jobs of equal '
     'priority. A queue that was set by its own name uses those limits; any other uses the longest such '
-    'name that matches. If you lower a limit, the jobs beyond it that already run continue. Earlier '
-    'starts count for a new rate. Errors: PW001.';
+    'name that matches. If you lower a limit, the jobs beyond it that already run continue. Starts '
+    'from before the first rate of a queue do not count; those under an earlier rate do. Errors: PW001.';
 
 -- What is wrong with these arguments of set_queue; null if nothing is.
 create or replace function _limits_refusal(
@@ -99,10 +148,11 @@ declare
     v_now constant timestamptz := clock();
 begin
     perform _check_queue('pause_queue', pause_queue.queue_name, true);
+    perform nextval('settings_used') where not _settings_are_used();
     insert into queues as q (queue_name, paused, inherits, updated_at)
     values (pause_queue.queue_name, true, true, v_now)
     on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at,
-        changed = excluded.changed;
+        changed = excluded.changed, held = excluded.held;
     perform _queue_changed(pause_queue.queue_name);
 end;
 $$;
@@ -125,7 +175,7 @@ begin
     -- is serial. Such a row that comes between these two statements is of a later pause.
     delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;
     v_paused := found;
-    update queues q set paused = false, updated_at = v_now, changed = pg_current_xact_id()
+    update queues q set paused = false, updated_at = v_now, changed = pg_current_xact_id(), held = '0'
     where q.queue_name = resume_queue.queue_name and q.paused and not q.inherits;
     if v_paused or found then
         perform _queue_changed(resume_queue.queue_name);
@@ -136,17 +186,14 @@ comment on function resume_queue(text) is
     'Lets the jobs of a queue or family that pause_queue has paused start again, up to its limit at once. '
     'A queue whose family is paused, too, stays paused. Errors: PW001.';
 
--- Leaves two requests for all queues of this name or family. A promotion handles the first after
--- this transaction has committed, and the second when all transactions have ended that may still
--- use the old settings: in a queue without a limit, an end promotes no next job.
+-- Asks for a look at all queues of this name or family.
 create or replace function _queue_changed(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
-declare
-    v_lane constant text := case when right(queue_name, 1) = '*'
-        then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end;
 begin
-    insert into promotion_requests (lane, after, changed) values (v_lane, null, true), (v_lane, '0', true);
+    insert into promotion_requests (lane)
+    values (case when right(queue_name, 1) = '*' then 'family:' || left(queue_name, -1)
+                 else 'queue:' || queue_name end);
     perform _notify_workers();
 end;
 $$;

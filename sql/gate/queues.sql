@@ -1,0 +1,206 @@
+-- gate/queues: which jobs of a limited queue may run: how many slots it has, and who gets them.
+--
+-- A job has a slot from the time at which it is let in to its end. Slots are counted from these rows. Within
+-- a queue the order is priority, run_at, id.
+
+-- The settings of these queues: from the queue's own row, else from the longest family
+-- ('customer:*') that it belongs to. Without either, a queue is serial. A row that only pauses its
+-- queue or family (`inherits`) leaves the limits to the next. A queue is paused by each of them. `slots`:
+-- 0 while paused, null without any limit. `paced`: it has a rate or takes turns. `changed`: the version of
+-- these settings; `held`: transactions may be open that have not seen it (gate/settings).
+create or replace function _queues_of(queue_names text[])
+    returns table (
+        queue_name text, concurrency integer, paused boolean, slots integer, changed xid8, held boolean,
+        rate_limit integer, rate_period interval, fair boolean, paced boolean, family text)
+    language sql stable
+begin atomic
+    select u.queue_name, u.concurrency, u.paused,
+           case when u.paused then 0 when u.concurrency is not null then u.concurrency
+                when u.rate_limit is not null or u.fair then 2147483647 end,
+           u.changed, u.held, u.rate_limit, u.rate_period, u.fair, u.rate_limit is not null or u.fair, u.family
+    from (select n.name as queue_name,
+                 case when q.inherits is false then q.concurrency when f.family is not null then f.concurrency
+                      else 1 end as concurrency,
+                 coalesce(q.paused, false) or p.changed is not null as paused,
+                 greatest(q.changed, f.changed, p.changed) as changed,
+                 coalesce(q.held, f.held, p.held) is not null as held,
+                 case when q.inherits is false then q.rate_limit else f.rate_limit end as rate_limit,
+                 case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
+                 case when q.inherits is false then q.fair else coalesce(f.fair, false) end as fair, f.family
+          from unnest(_queues_of.queue_names) n(name)
+          left join lateral ( -- a look-up for each name, with any settings of the caller
+              select i.* from queues i where i.queue_name = n.name offset 0) q on true
+          left join lateral (
+              select left(o.queue_name, -1) as family, o.concurrency, o.changed, o.held, o.rate_limit,
+                     o.rate_period, o.fair
+              from queues o
+              where q.inherits is not false and right(o.queue_name, 1) = '*' and not o.inherits
+                and starts_with(n.name, left(o.queue_name, -1))
+              order by length(o.queue_name) desc limit 1) f on true
+          left join lateral ( -- nearly always none: it has an index of its own
+              select o.changed, o.held from queues o
+              where o.paused and right(o.queue_name, 1) = '*'
+                and starts_with(n.name, left(o.queue_name, -1))
+              order by o.queue_name limit 1) p on true) u;
+end;
+
+-- True once a queue of this database was set or paused. Until then no pass looks for what that may leave.
+create or replace function _settings_are_used() returns boolean
+    language sql volatile
+    return pg_sequence_last_value('settings_used'::regclass) is not null;
+
+-- True if a job of this queue must wait at the gate. A transaction that reads the settings has an id by then:
+-- by that id a pass knows when all that have not seen a change have ended. At another isolation level the
+-- snapshot may be too old to show the limit.
+create or replace function _is_limited(queue_name text) returns boolean
+    language plpgsql set search_path from current set enable_seqscan = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return current_setting('transaction_isolation') <> 'read committed'
+        or pg_current_xact_id() is not null
+           and (select q.slots is not null from _queues_of(array[_is_limited.queue_name]) q);
+end;
+$$;
+
+-- The same for the queue of a job; false for a job without a queue. PostgreSQL inlines it.
+create or replace function _must_wait(queue_name text) returns boolean
+    language sql volatile
+    return queue_name is not null and _is_limited(queue_name);
+
+-- True if a claim may take this job of a queue. While settings are held, the newest version must have let it
+-- in.
+create or replace function _was_let_in(queue_name text, slot xid8, held boolean) returns boolean
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return held is null or (
+        select q.slots is null or not q.held or not q.paused and q.changed = _was_let_in.slot
+        from _queues_of(array[_was_let_in.queue_name]) q);
+end;
+$$;
+
+-- Lets in the best waiting jobs of these queues, as many as they have room for: in a pass. No queue lets in
+-- more than 100 ahead of the claims, or as many as the caller wants. `again`: some could have more.
+create or replace function _open_queues(
+    queue_names text[], families text[], wanted integer, out opened integer, out again boolean)
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_most constant integer := greatest(100, wanted);
+    v_names constant text[] := array(select distinct n.name from unnest(queue_names) n(name));
+    v_done record;
+begin
+    if _settings_are_used() then
+        perform _settle_queues(v_names, families)
+        where (select true from queues q where q.held is not null order by q.queue_name limit 1);
+        perform _add_up_starts(v_names);
+        delete from set_aside a where a.queue_name = any (v_names) and a.until <= v_now;
+    end if;
+    with queue as materialized (
+        select q.queue_name as name, q.slots, q.rate_limit, q.rate_period, q.fair, q.changed, r.free_at, t.ahead,
+               least(q.slots - t.taken, r.room - t.ahead,
+                     case when q.fair then _turns_in(q.queue_name, q.family, v_most) - t.ahead end) as free
+        from _queues_of(v_names) q
+        left join lateral _room_of_rate(q.queue_name, q.rate_limit, q.rate_period, v_now) r on true
+        cross join lateral (
+            select count(*) as taken, count(*) filter (where j.state <> 'running') as ahead
+            from (select i.state, i.slot from live_jobs i
+                  where q.slots > 0 and i.queue_name = q.queue_name and i.ready_at is not null
+                  order by i.queue_name, i.priority, i.run_at, i.id
+                  limit case when q.paced then 100000 else q.slots end) j
+            where j.state = 'running' or not q.held or j.slot = q.changed) t),
+    next as materialized (
+        select q.name, p.*, q.changed, q.rate_period, q.fair, q.slots
+        from queue q
+        cross join lateral (
+            select f.tid, row_number() over () as place from (
+                select j.ctid as tid from live_jobs j
+                where j.queue_name = q.name and j.parked = 'queue'
+                  and (select true from set_aside a
+                       where a.queue_name = q.name and a.task_identifier = j.task_identifier
+                         and a.flags is not distinct from j.flags and a.until > v_now limit 1) is null
+                order by j.queue_name, j.priority, j.run_at, j.id
+                limit case when q.slots is null then 1000 else least(greatest(q.free, 0), v_most) end
+                for update skip locked) f) p),
+    moved as (
+        update live_jobs j
+        set ready_at = greatest(v_now + n.place * interval '1 us', j.run_at), parked = null,
+            slot = case when n.slots is not null then n.changed end, pace = n.rate_period,
+            turn = nullif(n.fair, false)
+        from next n where j.ctid = n.tid
+        returning j.queue_name),
+    left_over as materialized (
+        select q.name, q.rate_limit, q.free, q.free_at, q.slots, coalesce(m.jobs, 0) as jobs
+        from queue q
+        left join (select n.queue_name as name, count(*) as jobs from moved n group by 1) m using (name)
+        where (q.slots is null or q.slots > 0) and (q.rate_limit is not null or q.free > 0 or q.slots is null)
+          and (select true from live_jobs j where j.queue_name = q.name and j.parked = 'queue'
+               order by j.queue_name, j.priority, j.run_at, j.id offset coalesce(m.jobs, 0) limit 1))
+    select (select count(*) from moved),
+           array_agg('queue:' || l.name) filter (where l.jobs >= least(v_most, l.free) and l.free > l.jobs
+                                                       or l.slots is null and l.jobs >= 1000) as full,
+           array_agg('queue:' || l.name) filter (where l.jobs < least(v_most, l.free)) as locked,
+           array_agg('queue:' || l.name) filter (where l.free_at is not null and l.free <= l.jobs) as rated,
+           array_agg(l.free_at) filter (where l.free_at is not null and l.free <= l.jobs) as free_ats,
+           (select array_agg(q.name) from queue q where q.free <= 0 and q.ahead > 0) as tight
+    into v_done from left_over l;
+    opened := v_done.count;
+    again := v_done.full is not null;
+    insert into promotion_requests (lane) select f.lane from unnest(v_done.full) f(lane);
+    perform _ask_later(v_done.locked, array_fill(v_now + interval '0.25 s', array[cardinality(v_done.locked)]))
+    where v_done.locked is not null;
+    perform _ask_later(v_done.rated, v_done.free_ats) where v_done.rated is not null;
+    if v_done.tight is not null then
+        insert into promotion_requests (lane) select b.lane from unnest(_let_better_in(v_done.tight)) b(lane);
+    end if;
+end;
+$$;
+
+-- How many jobs of a queue that takes turns may be ahead of the claims: one, or more if few queues of its
+-- family wait. Their places alternate, since all are let in at once.
+create or replace function _turns_in(queue_name text, family text, most integer) returns bigint
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return (
+        with recursive waiting as (
+            (select j.queue_name as name, 1 as n from live_jobs j
+             where j.parked = 'queue' and j.queue_name >= coalesce(family, _turns_in.queue_name)
+             order by j.queue_name limit 1)
+            union all
+            select (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > w.name
+                    order by j.queue_name limit 1), w.n + 1
+            from waiting w where starts_with(w.name, coalesce(family, _turns_in.queue_name)) and w.n < 20)
+        select case when count(*) >= 20 then 1 else greatest(1, least(most, 100) / greatest(count(*), 1)) end
+        from waiting w where starts_with(w.name, coalesce(family, _turns_in.queue_name)));
+end;
+$$;
+
+-- The queues of these families that have jobs which wait or may run: one index look-up for each.
+create or replace function _queues_of_families(prefixes text[]) returns text[]
+    language plpgsql set search_path from current
+as $$
+begin
+    return case when prefixes <> '{}' then array(
+        select n.queue_name from unnest(prefixes) p(prefix)
+        cross join lateral (
+            with recursive name as (
+                select least(
+                    (select j.queue_name from live_jobs j
+                     where j.parked = 'queue' and j.queue_name >= p.prefix order by j.queue_name limit 1),
+                    (select j.queue_name from live_jobs j where j.ready_at is not null
+                     and j.queue_name >= p.prefix order by j.queue_name limit 1)) as queue_name
+                union all
+                select least(
+                    (select j.queue_name from live_jobs j
+                     where j.parked = 'queue' and j.queue_name > n.queue_name
+                     order by j.queue_name limit 1),
+                    (select j.queue_name from live_jobs j
+                     where j.ready_at is not null and j.queue_name > n.queue_name
+                     order by j.queue_name limit 1))
+                from name n where starts_with(n.queue_name, p.prefix))
+            select n.queue_name from name n where starts_with(n.queue_name, p.prefix)) n) end;
+end;
+$$;
