@@ -96,8 +96,9 @@ begin
           and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
           and (v_closed is null or coalesce(j.queue_name, 'default') <> all (v_closed))
           and (j.start_by is null or j.start_by > v_now)
-          and (j.queue_name is null or v_current and _was_let_in(j.queue_name, j.slot, (
-              select true from queues q where q.held is not null order by q.queue_name limit 1)))
+          and (j.queue_name is null or v_current and (
+              (select true from queues q where q.held is not null order by q.queue_name limit 1) is null
+              or _was_let_in(j.queue_name, j.slot)))
         order by j.priority, j.ready_at, j.id
         limit wanted for update skip locked),
     noted as (
@@ -215,8 +216,9 @@ declare
     v_now timestamptz := clock();
     v_behind record;
 begin
-    select bool_or(j.taken) as mine, bool_or(not j.taken and j.queue_name is not null
-                                             and j.ready_at < v_now - interval '1 second') as others
+    select bool_or(j.taken) as mine,
+           coalesce(bool_or(not j.taken and j.queue_name is not null
+                            and j.ready_at < v_now - interval '1 second'), false) as others
     into v_behind
     from (select (task_identifiers is null or l.task_identifier = any (task_identifiers))
                  and (queue_names is null or coalesce(l.queue_name, 'default') = any (queue_names))
@@ -224,9 +226,10 @@ begin
                  l.queue_name, l.ready_at
           from live_jobs l where l.ready_at is not null and l.state = 'available'
           order by l.priority, l.ready_at, l.id limit 100) j;
-    return case when acts and v_behind.others
-                     and _set_kinds_aside(task_identifiers, queue_names, forbidden_flags) then 0
-                when v_behind.mine then 0.25 end;
+    if acts and v_behind.others and _set_kinds_aside(task_identifiers, queue_names, forbidden_flags) then
+        return 0;
+    end if;
+    return case when v_behind.mine then 0.25 end;
 end;
 $$;
 

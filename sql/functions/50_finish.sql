@@ -21,66 +21,20 @@ begin
 end;
 $$;
 
--- The same, but leaves it to the caller to notify workers if it has `opened` jobs, and to pin the plans.
+-- The same, but leaves it to the caller to notify workers if it has `opened` jobs, and to pin the plans. It
+-- moves the jobs in one statement. It locks rows in the order of their ids, and matches them by id and run,
+-- never by position, since an add may have moved a row meanwhile.
 create or replace function _end_jobs(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null,
     close_reason text default null, error text default null, out ids bigint[], out opened integer)
     language plpgsql set search_path from current
 as $$
 declare
-    v_ended record;
-begin
-    v_ended := _move_to_history(job_ids, runs, final_state, results, close_reason, error);
-    ids := coalesce(v_ended.ids, '{}');
-    if v_ended.loose_ends is not null then
-        perform _tie_up(v_ended.loose_ends);
-    end if;
-    if final_state = 'cancelled' or _coordination_is_used() or _jobs_are_awaited() then
-        perform _tell_of_end(v_ended.ids, final_state, v_ended.gone, v_ended.gone_results);
-    end if;
-    if num_nonnulls(v_ended.sequences, v_ended.queues) > 0 then
-        opened := _hand_on(v_ended.sequences, v_ended.queues, v_ended.slots);
-    end if;
-end;
-$$;
-
--- What only some ends leave to be done.
-create or replace function _tie_up(ends _loose_end[]) returns void
-    language plpgsql set search_path from current
-as $$
-declare
-    v_now constant timestamptz := clock();
-begin
-    delete from errors e where e.job_id = any (array(select l.job_id from unnest(ends) l where l.has_errors));
-    perform _release_unique_keys(array_agg(l.unique_key))
-    from unnest(ends) l where l.unique_key is not null having count(*) > 0;
-    insert into sequence_halts
-    select l.halts, l.job_id, 'cancelled', v_now from unnest(ends) l where l.halts is not null
-    on conflict do nothing;
-    insert into promotion_requests (lane)
-    select 'queue:' || l.left_queue from unnest(ends) l where l.left_queue is not null
-    union
-    select 'sequence:' || l.left_sequence from unnest(ends) l where l.left_sequence is not null;
-    if found then
-        perform _notify_workers();
-    end if;
-end;
-$$;
-
--- Moves the jobs, in one statement. It locks rows in the order of their ids, and matches them by id
--- and run, never by position, since an add may have moved a row meanwhile. `sequences`, `queues`, `slots`: the
--- places to hand on. A producer that replaces a job hands nothing on: its transaction may stay open for long,
--- and must not have the next job locked. `gone`: the jobs that history does not keep.
-create or replace function _move_to_history(
-    job_ids bigint[], runs bigint[], final_state text, results jsonb[], close_reason text, error text,
-    out ids bigint[], out sequences text[], out queues text[], out slots xid8[],
-    out loose_ends _loose_end[], out gone bigint[], out gone_results jsonb[])
-    language plpgsql set search_path from current
-as $$
-declare
     v_now timestamptz := clock();
+    v_tells constant boolean := final_state = 'cancelled' or _coordination_is_used() or _jobs_are_awaited();
     -- A producer replaces the jobs. (A handler that cancels with this reason gives an error, too.)
     v_replaced boolean := coalesce(close_reason = 'replaced' and error is null, false);
+    v_ends _loose_end[];
 begin
     with item as materialized (
         select i.id, i.run, i.result from unnest(job_ids, runs, results) i(id, run, result) order by i.id),
@@ -108,31 +62,72 @@ begin
                v_now + e.retention, e.new_result, e.start_by, e.wait_until, e.waits_since, e.waits_run,
                e.payload from ended e where e.retention > interval '0')
     select array_agg(e.id),
-           array_agg(e.sequence_key) filter (
-               where e.sequence_head and e.state = 'running' and not v_replaced),
-           array_agg(e.queue_name) filter (
-               where e.queue_name is not null and e.state = 'running' and not v_replaced),
-           array_agg(e.slot) filter (
-               where e.queue_name is not null and e.state = 'running' and not v_replaced),
            array_agg(row(
-               e.id,
-               -- Only these jobs can have rows in errors: an error is also the job's last_error, until
-               -- an add with its key clears that and raises the revision.
-               e.retention = interval '0' and (e.revision > 0 or coalesce(error, e.last_error) is not null),
-               -- Not the key of a job that is being replaced: its successor has it.
-               case when e.retention = interval '0' and not v_replaced then e.unique_key end,
+               e.id, e.state = 'running' and not v_replaced, e.queue_name, e.slot, e.ready_at is not null,
+               case when e.sequence_head then e.sequence_key end,
                -- A job that gives way to another one (superseded or replaced) does not halt.
                case when final_state = 'cancelled' and not e.continue_on_cancelled and e.superseded is null
                          and not v_replaced then e.sequence_key end,
-               case when e.ready_at is not null and (v_replaced or e.state <> 'running') then e.queue_name end,
-               case when e.sequence_head and (v_replaced or e.state <> 'running') then e.sequence_key end
-           )::_loose_end) filter (
-               where final_state = 'cancelled' or e.state <> 'running' or e.retention = interval '0' and (
-                   e.revision > 0 or coalesce(error, e.last_error) is not null or e.unique_key is not null)),
-           array_agg(e.id) filter (where e.retention = interval '0'),
-           array_agg(e.new_result) filter (where e.retention = interval '0')
-    into ids, sequences, queues, slots, loose_ends, gone, gone_results
-    from ended e;
+               e.retention = interval '0',
+               -- Only these jobs can have rows in errors: an error is also the job's last_error, until
+               -- an add with its key clears that and raises the revision.
+               e.revision > 0 or coalesce(error, e.last_error) is not null,
+               -- Not the key of a job that is being replaced: its successor has it.
+               case when not v_replaced then e.unique_key end, e.new_result)::_loose_end) filter (
+               where e.queue_name is not null or e.sequence_key is not null or e.state <> 'running' or v_tells
+                  or e.retention = interval '0' and (
+                      e.revision > 0 or coalesce(error, e.last_error) is not null
+                      or e.unique_key is not null))
+    into ids, v_ends from ended e;
+    if v_ends is not null then
+        opened := _tie_up(v_ends, final_state, v_tells);
+    end if;
+    ids := coalesce(ids, '{}');
+end;
+$$;
+
+-- What only some ends leave to be done: hands places on, tells those who wait for these ends, forgets what
+-- history does not keep. A producer that replaces or cancels a job hands nothing on, but asks for a look: its
+-- transaction may stay open for long, and must not have the next job locked. Returns how many jobs became
+-- available to claims.
+create or replace function _tie_up(ends _loose_end[], final_state text, tells boolean) returns integer
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now constant timestamptz := clock();
+    v_next record;
+begin
+    select array_agg(l.job_id) as ids, array_agg(l.head_of) filter (where l.hands_on) as sequences,
+           array_agg(l.queue_name) filter (where l.hands_on and l.queue_name is not null) as queues,
+           array_agg(l.slot) filter (where l.hands_on and l.queue_name is not null) as slots,
+           array_agg(l.job_id) filter (where l.gone) as gone, array_agg(l.result) filter (where l.gone) as results,
+           array_agg(l.job_id) filter (where l.gone and l.has_errors) as errors,
+           array_agg(l.unique_key) filter (where l.gone and l.unique_key is not null) as keys,
+           bool_or(not l.hands_on) as asks, bool_or(l.halts is not null) as halts
+    into v_next from unnest(ends) l;
+    if v_next.errors is not null then
+        delete from errors e where e.job_id = any (v_next.errors);
+    end if;
+    if v_next.keys is not null then
+        perform _release_unique_keys(v_next.keys);
+    end if;
+    if v_next.halts then
+        insert into sequence_halts
+        select l.halts, l.job_id, 'cancelled', v_now from unnest(ends) l where l.halts is not null
+        on conflict do nothing;
+    end if;
+    if v_next.asks then
+        insert into promotion_requests (lane)
+        select 'queue:' || l.queue_name from unnest(ends) l where not l.hands_on and l.was_ready and l.queue_name <> ''
+        union
+        select 'sequence:' || l.head_of from unnest(ends) l where not l.hands_on and l.head_of is not null;
+        perform _notify_workers() where found;
+    end if;
+    if tells then
+        perform _tell_of_end(v_next.ids, final_state, v_next.gone, v_next.results);
+    end if;
+    return case when v_next.sequences is null and v_next.queues is null then 0
+                else _hand_on(array_remove(v_next.sequences, null), v_next.queues, v_next.slots) end;
 end;
 $$;
 

@@ -66,6 +66,7 @@ create or replace function _requeue(
 as $$
 declare
     v_now timestamptz := clock();
+    v_waits boolean := _must_wait(job.queue_name);
 begin
     if job.superseded is not null or job.cancel_requested_at is not null then
         perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
@@ -81,7 +82,7 @@ begin
     end if;
     update live_jobs j
     set (state, parked, ready_at, due_at) = ( -- in a sequence it was the head, and stays it
-            select p.* from _place(_requeue.run_at, v_now, null, _must_wait(job.queue_name), waiting) p),
+            select p.* from _place(_requeue.run_at, v_now, null, v_waits, waiting) p),
         run_at = _requeue.run_at, updated_at = v_now, attempts = _requeue.attempts, worker_id = null,
         claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error),
         payload = coalesce(_requeue.payload, j.payload), slot = null, pace = null, turn = null

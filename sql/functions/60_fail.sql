@@ -154,8 +154,8 @@ begin
                         else greatest(v_now, j.run_at) + case when t.backoff is null
                             then exp(least(j.attempts, 10)) * interval '1 second'
                             else _retry_delay(t.backoff, j.attempts) end end as run_at) r
-        left join lateral _place(r.run_at, v_now, null, _must_wait(j.queue_name), 'retryable') p
-            on w.why is null),
+        cross join lateral (select _must_wait(j.queue_name) as waits offset 0) q
+        left join lateral _place(r.run_at, v_now, null, q.waits, 'retryable') p on w.why is null),
     failed as (
         update live_jobs j
         set state = coalesce(f.state, 'discarded'), parked = f.parked, ready_at = f.ready_at,

@@ -57,9 +57,11 @@ create or replace function _is_limited(queue_name text) returns boolean
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
-    return current_setting('transaction_isolation') <> 'read committed'
-        or pg_current_xact_id() is not null
-           and (select q.slots is not null from _queues_of(array[_is_limited.queue_name]) q);
+    if pg_current_xact_id() is null or current_setting('transaction_isolation') <> 'read committed'
+       or not _settings_are_used() then
+        return true; -- a queue that was never set is serial
+    end if;
+    return (select q.slots is not null from _queues_of(array[_is_limited.queue_name]) q);
 end;
 $$;
 
@@ -68,13 +70,12 @@ create or replace function _must_wait(queue_name text) returns boolean
     language sql volatile
     return queue_name is not null and _is_limited(queue_name);
 
--- True if a claim may take this job of a queue. While settings are held, the newest version must have let it
--- in.
-create or replace function _was_let_in(queue_name text, slot xid8, held boolean) returns boolean
+-- While settings are held: true if a claim may take this job of a queue, as the newest version has let it in.
+create or replace function _was_let_in(queue_name text, slot xid8) returns boolean
     language plpgsql stable set search_path from current
 as $$
 begin
-    return held is null or (
+    return (
         select q.slots is null or not q.held or not q.paused and q.changed = _was_let_in.slot
         from _queues_of(array[_was_let_in.queue_name]) q);
 end;
@@ -132,10 +133,11 @@ begin
         from next n where j.ctid = n.tid
         returning j.queue_name),
     left_over as materialized (
-        select q.name, q.rate_limit, q.free, q.free_at, q.slots, coalesce(m.jobs, 0) as jobs
+        select q.name, q.rate_limit, q.free, q.free_at, q.slots, q.ahead, coalesce(m.jobs, 0) as jobs
         from queue q
         left join (select n.queue_name as name, count(*) as jobs from moved n group by 1) m using (name)
-        where (q.slots is null or q.slots > 0) and (q.rate_limit is not null or q.free > 0 or q.slots is null)
+        where (q.slots is null or q.slots > 0)
+          and (q.rate_limit is not null or q.free > 0 or q.ahead > 0 or q.slots is null)
           and (select true from live_jobs j where j.queue_name = q.name and j.parked = 'queue'
                order by j.queue_name, j.priority, j.run_at, j.id offset coalesce(m.jobs, 0) limit 1))
     select (select count(*) from moved),
@@ -144,7 +146,7 @@ begin
            array_agg('queue:' || l.name) filter (where l.jobs < least(v_most, l.free)) as locked,
            array_agg('queue:' || l.name) filter (where l.free_at is not null and l.free <= l.jobs) as rated,
            array_agg(l.free_at) filter (where l.free_at is not null and l.free <= l.jobs) as free_ats,
-           (select array_agg(q.name) from queue q where q.free <= 0 and q.ahead > 0) as tight
+           array_agg(l.name) filter (where l.free <= 0 and l.ahead > 0) as tight
     into v_done from left_over l;
     opened := v_done.count;
     again := v_done.full is not null;

@@ -23,13 +23,13 @@ begin
         where f.parked = 'next' or f.parked = 'sequence' and (
             select true from sequence_halts h where h.sequence_key = k.key and h.job_id < f.id limit 1) is null),
     free as materialized (
-        select j.ctid as tid, j.queue_name, j.run_at
+        select j.ctid as tid, j.run_at, _must_wait(j.queue_name) as waits
         from live_jobs j where j.ctid = any (array(select f.tid from first f)) for update skip locked),
     moved as (
         update live_jobs j
         set sequence_head = true, state = f.state, parked = f.parked, due_at = f.due_at, updated_at = v_now,
             ready_at = case when f.ready_at is not null then v_now end
-        from (select l.tid, p.* from free l, _place(l.run_at, v_now, null, _must_wait(l.queue_name)) p) f
+        from (select l.tid, p.* from free l, _place(l.run_at, v_now, null, l.waits) p) f
         where j.ctid = f.tid
         returning j.sequence_key, j.ready_at, j.parked, j.queue_name)
     select count(m.ready_at), array_agg(distinct m.queue_name) filter (where m.parked = 'queue'),

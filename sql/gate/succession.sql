@@ -20,7 +20,7 @@ begin
         union select 'queue:' || q.name from unnest(queues) q(name);
         return 0;
     end if;
-    if sequences is not null then
+    if sequences <> '{}' then
         v_next := _open_sequences(sequences, null);
         v_opened := v_next.opened;
         insert into promotion_requests (lane)
@@ -44,21 +44,55 @@ create or replace function _hand_on_slots(queues text[], slots xid8[]) returns i
 as $$
 declare
     v_now timestamptz := clock();
-    v_asides constant boolean := _settings_are_used();
+    v_limited boolean := true; -- as every queue is that was never set
+    v_hands boolean := true;
+begin
+    if cardinality(queues) > 1 then
+        return _hand_on_many(queues, slots);
+    elsif _settings_are_used() then
+        select q.limited, q.hands into v_limited, v_hands from _lanes_of(queues, slots) q;
+    end if;
+    if v_hands then
+        update live_jobs j set ready_at = greatest(v_now, j.run_at), parked = null, slot = slots[1]
+        where j.ctid = (
+            select p.ctid from live_jobs p where p.queue_name = queues[1] and p.parked = 'queue'
+            order by p.queue_name, p.priority, p.run_at, p.id limit 1 for update skip locked);
+        if found then
+            return 1;
+        end if;
+    end if;
+    if v_limited then
+        insert into promotion_requests (lane) values ('queue:' || queues[1]);
+    end if;
+    return 0;
+end;
+$$;
+
+-- The queues of ended jobs, and whether these hand their places on. PostgreSQL inlines it.
+create or replace function _lanes_of(queues text[], slots xid8[])
+    returns table (name text, jobs bigint, slot xid8, limited boolean, hands boolean)
+    language sql stable
+begin atomic
+    select e.name, e.jobs, e.slot, q.slots is not null,
+           q.slots > 0 and not q.paced and e.slot is not distinct from q.changed
+           and (select true from set_aside a where a.queue_name = e.name limit 1) is null
+    from (select u.name, u.slot, count(*) as jobs from unnest(_lanes_of.queues, _lanes_of.slots) u(name, slot)
+          group by u.name, u.slot) e
+    cross join lateral _queues_of(array[e.name]) q;
+end;
+
+-- The same for several jobs, in one statement.
+create or replace function _hand_on_many(queues text[], slots xid8[]) returns integer
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
     v_opened integer;
 begin
-    with lane as materialized (
-        select e.name, e.jobs, q.changed,
-               not q.paced and not q.paused and e.slot is not distinct from q.changed and (
-                   v_asides is not true
-                   or (select true from set_aside a where a.queue_name = e.name limit 1) is null) as hands
-        from (select u.name, u.slot, count(*) as jobs from unnest(queues, slots) u(name, slot)
-              group by u.name, u.slot) e
-        cross join lateral _queues_of(array[e.name]) q
-        where q.slots is not null),
+    with lane as materialized (select l.* from _lanes_of(queues, slots) l where l.limited),
     handed as (
-        update live_jobs j set ready_at = greatest(v_now, j.run_at), parked = null, slot = n.changed
-        from (select p.tid, l.changed from lane l
+        update live_jobs j set ready_at = greatest(v_now, j.run_at), parked = null, slot = n.slot
+        from (select p.tid, l.slot from lane l
               cross join lateral (
                   select j.ctid as tid from live_jobs j where j.queue_name = l.name and j.parked = 'queue'
                   order by j.queue_name, j.priority, j.run_at, j.id limit l.jobs for update skip locked) p

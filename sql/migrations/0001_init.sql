@@ -166,11 +166,16 @@ create type _cron as (
 -- What the end of a job leaves to be done, besides its move to history (private).
 create type _loose_end as (
     job_id bigint,
-    has_errors boolean,      -- to be deleted, as history does not keep the job
-    unique_key bytea,        -- to be released, for the same reason
+    hands_on boolean,        -- it was running: its places go to the next jobs
+    queue_name text,
+    slot xid8,               -- that it had there
+    was_ready boolean,       -- it was let in
+    head_of text,            -- the sequence whose head it was
     halts text,              -- the sequence that it halts
-    left_queue text,         -- the queue in which a claim could have taken it
-    left_sequence text       -- the sequence whose head it was
+    gone boolean,            -- history does not keep it
+    has_errors boolean,
+    unique_key bytea,
+    result jsonb
 );
 
 -- What was let in when a turn looked at what was due (private).

@@ -43,7 +43,14 @@ class Mutant:
 def functions() -> dict[str, list[tuple[Path, int, str]]]:
     """Name → file, place in it and text, of each function and view in sql/."""
     found: dict[str, list[tuple[Path, int, str]]] = {}
-    for path in sorted([*SQL.glob("*.sql"), *SQL.glob("functions/*.sql"), *SQL.glob("gate/*.sql"), *SQL.glob("modules/*/*.sql")]):
+    for path in sorted(
+        [
+            *SQL.glob("*.sql"),
+            *SQL.glob("functions/*.sql"),
+            *SQL.glob("gate/*.sql"),
+            *SQL.glob("modules/*/*.sql"),
+        ]
+    ):
         text = path.read_text("utf-8")
         end = len(text)
         for begin in reversed(list(OBJECT.finditer(text))):

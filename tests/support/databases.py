@@ -23,7 +23,8 @@ TRUNCATE = """
         used text := (
             select string_agg(c.oid::regclass::text, ', ') from pg_class c
             where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'r'
-              and pg_relation_size(c.oid) > 0 and c.relname not in ('migrations', 'installed_objects', 'gate'));
+              and pg_relation_size(c.oid) > 0
+              and c.relname not in ('migrations', 'installed_objects', 'gate'));
     begin
         if used is not null then execute 'truncate ' || used; end if;
     end $$

@@ -66,6 +66,7 @@ create or replace function _retry_live(job live_jobs, now timestamptz) returns l
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_waits boolean := _must_wait(job.queue_name);
     v_row live_jobs;
 begin
     if job.state = 'discarded' then
@@ -77,8 +78,7 @@ begin
     update live_jobs j
     set (state, parked, ready_at, due_at) = (
             select p.* from _place(
-                now, now, _held(job.sequence_key, job.sequence_head, _unmet(job)),
-                _must_wait(job.queue_name)) p),
+                now, now, _held(job.sequence_key, job.sequence_head, _unmet(job)), v_waits) p),
         slot = null, pace = null, turn = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
         started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
         reason = null, result = null, finished_at = null, expires_at = null, start_by = null,
@@ -275,9 +275,10 @@ comment on function retry_jobs(bigint[], boolean) is
 create or replace function _rescheduled(
     job live_jobs, now timestamptz, run_at timestamptz, priority integer, attempts integer,
     max_attempts integer) returns live_jobs
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_waits boolean := _must_wait(job.queue_name);
     v_new live_jobs := job;
 begin
     v_new.run_at := coalesce(run_at, job.run_at);
@@ -294,7 +295,7 @@ begin
         select p.* into v_new.state, v_new.parked, v_new.ready_at, v_new.due_at
         from _place(v_new.run_at, now,
                     _held(job.sequence_key, job.sequence_head, coalesce(_unmet(job), job.parked)),
-                    _must_wait(job.queue_name),
+                    v_waits,
                     case when v_new.attempts > 0 then 'retryable' else 'scheduled' end) p;
         v_new.crashes := case when job.state <> 'discarded' then job.crashes end;
         v_new.started_at := null;

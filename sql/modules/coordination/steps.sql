@@ -280,14 +280,14 @@ begin
         join steps w on w.job_id = j.id and w.revision = j.revision and w.run = j.run and w.at is null
         where (_kept_signal(w.job_id, w.revision, w.name)).id is not null);
     with free as materialized ( -- another session may be cancelling it, or only have it locked
-        select j.ctid as tid, j.id, j.queue_name, j.run_at from live_jobs j
+        select j.ctid as tid, j.id, j.run_at, _must_wait(j.queue_name) as waits from live_jobs j
         where j.id = any (v_answered) and j.parked = 'signal' for update skip locked),
     placed as (
         update live_jobs j
         set state = f.state, parked = f.parked, due_at = f.due_at, updated_at = v_now,
             ready_at = case when f.ready_at is not null then v_now end
         from (select l.tid, p.* from free l
-              cross join lateral _place(l.run_at, v_now, null, _must_wait(l.queue_name)) p) f
+              cross join lateral _place(l.run_at, v_now, null, l.waits) p) f
         where j.ctid = f.tid
         returning j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
     asked as (

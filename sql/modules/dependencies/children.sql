@@ -147,10 +147,10 @@ begin
         update live_jobs j
         set state = f.state, parked = f.parked, due_at = f.due_at, updated_at = v_now,
             ready_at = case when f.ready_at is not null then v_now end
-        from (select l.id, p.* from live_jobs l
-              cross join lateral _place(
-                  l.run_at, v_now, _held(l.sequence_key), _must_wait(l.queue_name)) p
-              where l.id = any (v_free)) f
+        from (select l.id, p.*
+              from (select i.id, i.run_at, i.sequence_key, _must_wait(i.queue_name) as waits
+                    from live_jobs i where i.id = any (v_free) offset 0) l
+              cross join lateral _place(l.run_at, v_now, _held(l.sequence_key), l.waits) p) f
         where j.id between f.id and f.id
         returning j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane)
     select count(p.ready_at), array_agg(distinct p.lane) filter (where p.lane is not null) into opened, lanes

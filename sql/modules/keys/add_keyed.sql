@@ -121,6 +121,7 @@ declare
     v_now timestamptz := clock();
     v_run_at timestamptz := coalesce(request.run_at, v_now);
     v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
+    v_waits boolean := _must_wait(v_queue);
     v_sequence _sequencing;
     v_head boolean; -- it stays the head of its sequence
     v_parked text; -- and how it waits for it
@@ -147,7 +148,7 @@ begin
     update live_jobs j
     set (state, parked, ready_at, due_at) = (
             select p.* from _place(
-                v_run_at, v_now, _held(v_sequence.key, v_head, v_parked), _must_wait(v_queue)) p),
+                v_run_at, v_now, _held(v_sequence.key, v_head, v_parked), v_waits) p),
         sequence_key = v_sequence.key, sequence_head = v_head,
         continue_on_cancelled = v_sequence.continue_on_cancelled,
         continue_on_discarded = v_sequence.continue_on_discarded, slot = null, pace = null, turn = null,
@@ -211,6 +212,7 @@ declare
     v_now timestamptz := clock();
     v_run_at timestamptz := least(coalesce(request.run_at, v_now), v_now + request.max_wait);
     v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
+    v_waits boolean := _must_wait(v_queue);
     v_sequence _sequencing;
     v_row live_jobs;
 begin
@@ -231,8 +233,7 @@ begin
            _insert_job.unique_recheck, v_sequence.key, v_sequence.continue_on_cancelled,
            v_sequence.continue_on_discarded, request.expires_at, v_now + request.max_wait
     from _place(v_run_at, v_now,
-                _held(v_sequence.key, false, case when _depends(request.depends_on) then 'unmet' end),
-                _must_wait(v_queue)) p
+                _held(v_sequence.key, false, case when _depends(request.depends_on) then 'unmet' end), v_waits) p
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.id is not null and (v_row.parked is not null or _worker_is_listening()) then

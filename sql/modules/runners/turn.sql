@@ -68,7 +68,7 @@ begin
     if max_jobs is null or max_jobs < 0 or done_ids <> '{}' or done_runs <> '{}' or done_results <> '{}'
        or reports <> '[]' then
         v_settled := _settle(max_jobs, done_ids, done_runs, done_results, reports);
-        v_ready := v_settled.opened;
+        v_ready := coalesce(v_settled.opened, 0);
         if v_settled.refused <> '{}' then
             return query select f.* from _refused_rows(v_settled.refused) f;
         end if;
@@ -144,17 +144,53 @@ begin atomic
 end;
 
 -- Settles the reports of a turn. `refused`: those that did not count, each with its problem; `opened`: how many
--- jobs became available to claims. Errors of a turn as a whole: PW001.
+-- jobs became available to claims. Errors: PW001.
 create or replace function _settle(
     max_jobs integer, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
     out refused _report[], out opened integer)
     language plpgsql set search_path from current
 as $$
 declare
-    v_done constant integer := coalesce(cardinality(done_ids), 0);
     v_lines bigint[]; -- the job of each line
     v_ended record;
     v_durable text;
+begin
+    if (max_jobs >= 0 and cardinality(done_ids) = 1 and cardinality(done_runs) = 1
+        and coalesce(cardinality(done_results), 0) < 2 and array_ndims(done_runs) = 1
+        and coalesce(reports = '[]', true) and done_runs[1] is not null) is not true then
+        perform _refuse_turn(max_jobs, done_ids, done_runs, done_results, reports);
+        if reports <> '[]' then
+            select l.others, l.jobs into reports, v_lines from _log_of_turn(reports) l;
+        end if;
+    end if;
+    if done_ids <> '{}' or reports <> '[]' then
+        v_durable := _commit_durably();
+    end if;
+    if reports <> '[]' or array_position(done_runs, null) is not null or cardinality(done_ids) > 1
+            and cardinality(done_ids) > (select count(distinct d.id) from unnest(done_ids) d(id)) then
+        refused := _settle_mixture(done_ids, done_runs, done_results, reports);
+    elsif done_ids <> '{}' then -- the common turn: completed jobs only
+        v_ended := _end_jobs(done_ids, done_runs, 'completed', done_results);
+        opened := v_ended.opened;
+        if cardinality(v_ended.ids) < cardinality(done_ids) then
+            refused := array(
+                select row(0, 'done', d.id, d.run, 'stale', null)::_report
+                from unnest(done_ids, done_runs) d(id, run) where d.id <> all (v_ended.ids));
+        end if;
+    end if;
+    if v_lines is not null then
+        perform _trim_logs(v_lines); -- when its jobs are locked
+    end if;
+end;
+$$;
+
+-- Errors of a turn as a whole: PW001.
+create or replace function _refuse_turn(
+    max_jobs integer, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_done constant integer := coalesce(cardinality(done_ids), 0);
 begin
     if max_jobs is null or max_jobs < 0 then
         raise exception 'work: max_jobs must not be negative, got %', coalesce(max_jobs::text, 'NULL')
@@ -171,27 +207,6 @@ begin
         raise exception 'work: reports must be a JSON array of objects, got %', jsonb_typeof(reports)
             using errcode = 'PW001';
     end if;
-    refused := '{}';
-    opened := 0;
-    if reports <> '[]' then
-        select l.others, l.jobs into reports, v_lines from _log_of_turn(reports) l;
-    end if;
-    if v_done > 0 or reports <> '[]' then
-        v_durable := _commit_durably();
-    end if;
-    if reports <> '[]' or array_position(done_runs, null) is not null
-       or v_done > 1 and v_done > (select count(distinct d.id) from unnest(done_ids) d(id)) then
-        refused := _settle_mixture(done_ids, done_runs, done_results, reports);
-    elsif v_done > 0 then -- the common turn: completed jobs only
-        v_ended := _end_jobs(done_ids, done_runs, 'completed', done_results);
-        opened := coalesce(v_ended.opened, 0);
-        if cardinality(v_ended.ids) < v_done then
-            refused := array(
-                select row(0, 'done', d.id, d.run, 'stale', null)::_report
-                from unnest(done_ids, done_runs) d(id, run) where d.id <> all (v_ended.ids));
-        end if;
-    end if;
-    perform _trim_logs(v_lines) where v_lines is not null; -- when its jobs are locked
 end;
 $$;
 
