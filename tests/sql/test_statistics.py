@@ -85,8 +85,8 @@ RESTED = """
     select setval('pyworker.' || register, 0)
     from unnest('{walks_until,listening_until,polling_until,not_listening_until}'::text[]) register;
     select set_config('pyworker.' || s.setting, '', false)
-    from unnest('{walk_claim,walk_due,walk_requests,walk_expired,crowded_until,notified_at}'::text[]) s(setting)
-    """
+    from unnest('{walk_claim,walk_due,walk_requests,walk_expired,crowded_until,notified_at}'::text[])
+        s(setting)"""
 TABLES = ("live_jobs", "queues", "promotion_requests", "edges", "watches", "starts", "unique_keys", "claims")
 
 
