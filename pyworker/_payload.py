@@ -117,7 +117,7 @@ def storable(text: str) -> str:
     return _ESCAPES.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
 
 
-def to_json(value: Any, what: str = "what is stored") -> str:
+def to_json(value: Any, what: str) -> str:
     """JSON text of plain JSON values, dataclasses, pydantic models, msgspec structs.
 
     Its errors name no key of a dict: they are in the worker's log, and a key may be a secret of the payload.

@@ -98,7 +98,8 @@ class _Gate:
     """The lock of a session, for one who may use it until `ended`."""
 
     def __init__(self, conn: AnyConnection, caller: str) -> None:
-        self._lock, self._pgconn, self._caller, self._process = conn.lock, conn.pgconn, caller, os.getpid()
+        self._lock: Any = conn.lock
+        self._pgconn, self._caller, self._process = conn.pgconn, caller, os.getpid()
         self.ended = False
 
     def _refuse(self) -> None:
