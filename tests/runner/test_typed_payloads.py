@@ -8,13 +8,10 @@ import datetime
 import importlib
 import sys
 import typing
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NewType, TypeVar
 
 import annotated_types
 import msgspec
-import psycopg
 import pydantic
 import pydantic_core
 import pytest
@@ -317,65 +314,3 @@ def test_a_model_may_name_types_that_its_library_alone_can_resolve(db: Any) -> N
         inner: Inner
 
     assert cases.task_of("x", Outer).add(db, Outer(inner=Inner(n=1))).payload == {"inner": {"n": 1}}
-
-
-def cron_of(hint: Any, **options: Any) -> Any:
-    return pyworker.cron("0 4 * * *", **options)(cases.task_of("x", hint))
-
-
-@pytest.fixture
-def declared(dsn: str) -> Iterator[Any]:
-    """Declares the schedules as a worker does that starts, and returns their payloads."""
-    from pyworker._db.database import Database
-
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        db = Database(conn, "pyworker")
-
-        def declare() -> list[Any]:
-            db.declare_schedules(*tasks.schedules(["typed_cases"]))
-            query = "select payload from pyworker.schedule_entries"
-            return [row[0] for row in conn.execute(query).fetchall()]
-
-        yield declare
-
-
-def test_the_payload_of_a_schedule_is_written_by_its_task(declared: Any) -> None:
-    cron_of(cases.Order, payload=cases.Order([cases.LINE]))
-    (payload,) = declared()
-    assert (payload["total"], payload["lines"][0]["price"]) == (1, "0.10")
-
-
-@pytest.mark.parametrize(
-    ("hint", "options", "words"),
-    [
-        (
-            cases.Excluded,
-            {"payload": cases.Excluded(a=1, hidden=2)},
-            r"payload\.hidden: an int would be read",
-        ),
-        (cases.Cat, {"payload": {"lives": "many"}}, r"payload\.lives: a worker could not read it"),
-        (cases.Needs, {}, r"payload\.hidden: with the member _cron, a worker could not read it"),
-        (
-            cases.Computed,
-            {"payload": cases.Computed(a=1)},
-            r"payload\._cron: with the member _cron, a worker",
-        ),
-        (dict[int, int], {"payload": {1: 2}}, r"payload.*: with the member _cron, a worker could not"),
-    ],
-)
-def test_the_payload_of_a_schedule_that_is_not_read_is_refused_at_the_start(
-    declared: Any, hint: Any, options: Any, words: str
-) -> None:
-    cron_of(hint, **options)
-    with pytest.raises(InvalidArgument, match=rf"^<task typed x .*>: {words}"):
-        declared()
-
-
-def test_a_worker_says_at_its_start_which_schedules_payload_is_refused(queue: Any, tmp_path: Path) -> None:
-    (tmp_path / "nightly.py").write_text(
-        "from pydantic import BaseModel\nfrom pyworker import cron\nclass Report(BaseModel):\n    day: int\n"
-        "@cron('0 4 * * *')\ndef nightly(payload: Report): ...\n"
-    )
-    worker = queue.start("--once", modules="nightly", PYTHONPATH=str(tmp_path))
-    assert worker.wait() != 0
-    assert "payload.day: with the member _cron, a worker could not read it: Field required" in worker.log
