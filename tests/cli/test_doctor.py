@@ -45,7 +45,7 @@ def test_the_worst_comes_first_and_gives_the_exit_code(doctor: Any, db: Any) -> 
     db.execute("select pyworker.pause_queue('q'); select pyworker.add_job('t', queue_name => 'q')")
     lines = doctor(code=0).splitlines()
     assert lines[0] == "info queues: jobs wait in paused queues: q"
-    assert lines[1] == "   → select pyworker.resume_queue('q')"
+    assert lines[1] == "   → pyworker queues resume q"
     assert len(lines) == 3
     db.execute("select pyworker.add_job('t', run_at => now() - interval '1 hour')")
     assert [line.split()[:2] for line in doctor(code=1).splitlines() if not line.startswith(" ")] == [
