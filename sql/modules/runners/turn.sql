@@ -72,7 +72,7 @@ begin
                 return query with noted as (
                     insert into claims values (work.worker_id, v_claim.run, v_claim.ids, v_claim.seen))
                 update live_jobs j
-                set state = 'running', has_slot = null, start_by = null, result = to_jsonb(j.start_by),
+                set state = 'running', has_slot = null, start_by = null, claimed_start_by = j.start_by,
                     worker_id = work.worker_id, run = _next_run(j.run, v_claim.run), claimed_at = v_claim.now,
                     attempts = least(j.attempts + 1, 32767) -- else a job at 32767 fails all claims
                 from unnest(v_claim.admitted) r(ctid) where j.ctid = r.ctid
