@@ -201,6 +201,23 @@ def pinned_queue(conn: psycopg.Connection[Any]) -> Figures:
     }
 
 
+def pinned_limit(conn: psycopg.Connection[Any]) -> Figures:
+    """16,000 jobs of a queue with a limit of 10, ten at a time, under an old snapshot."""
+    worker = register(conn)
+    conn.execute("select set_queue('q', 10)")
+    add(conn, 16_000, "'identifier', 't', 'queue_name', 'q'")
+    began, spent = cpu(conn), list[float]()
+    with pinned(conn):
+        while turn(conn, worker, 10)[0]:
+            conn.execute("select heartbeat(%s)", [worker])
+            began, before = cpu(conn), began
+            spent.append((began - before) * 100)  # ten jobs
+    return {
+        "CPU of one of the first 500, ms": statistics.mean(spent[:50]),
+        "CPU of one of the last 500, ms": statistics.mean(spent[-50:]),
+    }
+
+
 def pinned_promotions(conn: psycopg.Connection[Any]) -> Figures:
     """Empty claims under an old snapshot, after 20,000 requests and 20,000 scheduled jobs."""
     worker = register(conn)
@@ -328,6 +345,7 @@ SCENARIOS: dict[str, Callable[[psycopg.Connection[Any]], Figures]] = {
     "slow-query": slow_query,
     "pinned-trickle": pinned_trickle,
     "pinned-queue": pinned_queue,
+    "pinned-limit": pinned_limit,
     "pinned-promotions": pinned_promotions,
     "unlimited-queues": unlimited_queues,
     "queue-burst": queue_burst,

@@ -37,8 +37,7 @@ class Handler:
         try:
             if payload is not None and codec is not None:
                 return codec.encode(payload)
-            # Without a payload a job has {}, but null if the handler's annotation allows None.
-            if codec.takes(None) if codec else _payload.takes_null(self._payload_hint):
+            if self._takes_null:
                 return _payload.JsonText("null")
             if codec:
                 codec.refuse_unreadable({}, "none is given, and a worker could not read {}")
@@ -48,7 +47,8 @@ class Handler:
 
     def scheduled(self, payload: Any) -> Any:
         """The payload of a schedule as JSON values. To an object, each of its jobs adds a member `_cron`."""
-        sent = dict[str, Any]() if payload is None else self.encoded(payload)
+        omitted = payload is None and not self._takes_null  # {} needs the member to fit, perhaps
+        sent = dict[str, Any]() if omitted else self.encoded(payload)
         value = json.loads(_payload.payload_json(sent, "payload"))
         if isinstance(value, dict) and (codec := self._codec_if_any):
             tick = {"_cron": {"ts": "2026-01-01T00:00:00.000Z", "backfilled": False}}
@@ -117,6 +117,12 @@ class Handler:
             raise TaskError(
                 f"{self._task!r}: payloads cannot be converted to its annotation: {error}"
             ) from error
+
+    @functools.cached_property
+    def _takes_null(self) -> bool:
+        """Without a payload a job has {}, but null if the handler's annotation allows None."""
+        codec = self._codec_if_any
+        return codec.takes(None) if codec else _payload.takes_null(self._payload_hint)
 
     @functools.cached_property
     def _codec_if_any(self) -> _payload.Codec | None:

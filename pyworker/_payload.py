@@ -8,6 +8,7 @@ read as it was given is refused.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -16,7 +17,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 from ._distribution import pip_install
@@ -25,7 +26,6 @@ from .errors import InvalidArgument, TaskError
 
 _RECORDS = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__", "__attrs_attrs__")
 _JSON = (dict, list, str, int, float, bool, type(None))
-_PYDANTIC = {"pydantic", "pydantic_core", "annotated_types"}
 _ESCAPES = re.compile(r"\\u(?:d[89ab]..\\ud[c-f]..|(0000|d[89a-f]..))|\\.", re.IGNORECASE)
 
 
@@ -117,7 +117,7 @@ def storable(text: str) -> str:
     return _ESCAPES.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
 
 
-def to_json(value: Any, what: str = "what is stored") -> str:
+def to_json(value: Any, what: str) -> str:
     """JSON text of plain JSON values, dataclasses, pydantic models, msgspec structs.
 
     Its errors name no key of a dict: they are in the worker's log, and a key may be a secret of the payload.
@@ -192,7 +192,7 @@ def codec_of(hint: Any) -> Codec | None:
     """
     if is_plain(hint):
         return None
-    owners = set(_owners(hint, [])) - {None}
+    owners = _owners(hint)
     if len(owners) > 1:
         raise TypeError(f"{hint!r} has parts of pydantic and of msgspec, and one of them must convert it")
     if "msgspec" in owners or (not owners and _known_to_msgspec(hint)):
@@ -222,29 +222,28 @@ def takes_null(hint: Any) -> bool:
     return hint is None or hint is type(None) or type(None) in typing.get_args(hint)
 
 
-def _owners(hint: Any, seen: list[Any]) -> Iterator[str | None]:
-    """Whose the types are that an annotation names, those of their fields, defaults and metadata."""
-    if any(hint is known for known in seen):
-        return
-    seen.append(hint)  # kept, so that its id is not used again
-    yield (owner := _owner(hint))
-    within: list[Any] = [*typing.get_args(hint), typing.get_origin(hint)]
-    if inspect.isclass(hint):
-        if owner is None and hint.__module__ != "builtins":
-            # Without what the libraries themselves have put there.
-            yield from (_owner(value) for name, value in vars(hint).items() if not name.startswith("__"))
-            yield from (_owner(field.default) for field in getattr(hint, "__dataclass_fields__", {}).values())
-        try:
-            within += typing.get_type_hints(hint, include_extras=True).values()
-        except Exception:  # a name that only the library can resolve
-            within += []
-    else:
-        within += [
-            getattr(hint, name, None) for name in ("__value__", "__supertype__")
-        ]  # `type A =`, NewType
-    for part in within:
-        if part is not None and typing.get_origin(part) is not typing.ClassVar:
-            yield from _owners(part, seen)
+def _owners(hint: Any) -> set[str | None]:
+    """Whose the types and the metadata are that stand in an annotation.
+
+    Neither library can be asked: each reads an annotation with the other's constraints, and does not check
+    them. msgspec takes pydantic's dataclasses, too, and dataclasses with pydantic's validators.
+    """
+    owners: set[str | None] = set()
+    parts = [hint]
+    for part in parts:  # to which this adds: each once, as a type may contain itself
+        owners.add(owner := _owner(part))
+        # list[A], A | B, Annotated[A, metadata], Generic[A], `type A = …`, NewType
+        within: list[Any] = [*typing.get_args(part), typing.get_origin(part)]
+        within += [getattr(part, name, None) for name in ("__value__", "__supertype__")]
+        if inspect.isclass(part):
+            with contextlib.suppress(Exception):  # a name that only the library can resolve
+                within += typing.get_type_hints(part, include_extras=True).values()
+            if owner is None:  # validators; a name with __ may be of a library that has seen the class
+                members = inspect.getmembers_static(part)
+                owners |= {_owner(value) for name, value in members if not name.startswith("__")}
+        within = [new for new in within if typing.get_origin(new) is not typing.ClassVar]  # no field
+        parts += [new for new in within if not any(new is known for known in parts)]
+    return owners - {None}
 
 
 def _owner(part: Any) -> str | None:
@@ -253,8 +252,9 @@ def _owner(part: Any) -> str | None:
     modules = {str(base.__module__).partition(".")[0] for base in kind.__mro__}
     if "msgspec" in modules:
         return "msgspec"
+    # Also a class or metadata of the user's that tells pydantic how to convert it.
     marked = any(name.startswith(("__pydantic_", "__get_pydantic_")) for name in dir(part))
-    return "pydantic" if marked or modules & _PYDANTIC else None
+    return "pydantic" if marked or modules & {"pydantic", "annotated_types"} else None
 
 
 def _known_to_msgspec(hint: Any) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Unpack, cast
 
 import psycopg
 
@@ -154,6 +154,12 @@ class _JobFields(Generic[PayloadT]):
     _silent_until: float = field(default=0.0, repr=False)  # until then progress writes nothing
     _underway: int = field(default=0, repr=False)  # steps and waits that are not done
     _batched: bool = field(default=False, repr=False)  # its handler got other jobs, too: a batch
+
+    def __reduce__(self) -> NoReturn:
+        raise WrongState(
+            "a job cannot be pickled or copied, as it belongs to the process that runs the handler:"
+            " give other processes job.payload and job.id, and let them open connections of their own"
+        )
 
     @property
     def run_at(self) -> datetime:

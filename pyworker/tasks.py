@@ -205,8 +205,7 @@ class Task(Generic[P, R]):
 
     def declared(self, schedule: dict[str, Any]) -> dict[str, Any]:
         """A schedule of this task as it is sent. Raises InvalidArgument for a payload that is not read."""
-        payload = self._handler.scheduled(schedule.get("payload"))
-        return {**schedule, "payload": payload} if "payload" in schedule else schedule
+        return {**schedule, "payload": self._handler.scheduled(schedule.get("payload"))}
 
     @functools.cached_property
     def invoke(self) -> Callable[[Any], Any]:

@@ -15,6 +15,7 @@ from .._db.connect import is_pooled
 from .._db.database import Database
 from .._escape import shown
 from .._output import print_json, say
+from .offers import as_commands
 from .options import as_json, database, reads
 
 # Worst last. The exit codes are those of monitoring plugins: 0 ok, 1 warning, 2 critical, 3
@@ -66,7 +67,7 @@ def _pooler(db: Database) -> Finding:
     )
 
 
-def show(rows: Sequence[Finding], verbose: bool) -> None:
+def show(rows: Sequence[Finding], verbose: bool, schema: str) -> None:
     """Print the findings, worst first."""
     order = list(SEVERITIES)
     fine = [row["check_name"] for row in rows if row["severity"] == "ok"]
@@ -75,7 +76,7 @@ def show(rows: Sequence[Finding], verbose: bool) -> None:
             continue
         word = click.style(row["severity"], fg=STYLES[row["severity"]], bold=True)
         click.echo(f"{word} {row['check_name']}: {shown(row['finding'])}")
-        for line in (row["fix"] or "").splitlines():
+        for line in as_commands(row["fix"] or "", schema).splitlines():
             say(f"   → {line}")
     if fine and not verbose:
         click.echo(f"{click.style('ok', fg='green', bold=True)} {', '.join(fine)}")
@@ -100,5 +101,5 @@ def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
     if machine:
         print_json(rows)
     else:
-        show(rows, verbose)
+        show(rows, verbose, schema)
     raise SystemExit(exit_code(rows))

@@ -21,6 +21,7 @@ from .._payload import JsonText
 from .._values import ENDED, STATES, time_of
 from ..errors import NotFound, PyworkerError
 from .job import show_job
+from .offers import as_commands
 from .options import CliError, as_json, database, reads, writes
 
 JOB_ID = click.IntRange(1, 2**63 - 1)
@@ -365,4 +366,4 @@ def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
     for n, row in enumerate(rows, 1):
         click.echo(f"{n}. {click.style(row['reason'], bold=True)}: {shown(row['detail'])}")
         if row["remedy"]:
-            say(f"   → {row['remedy']}")
+            say(f"   → {as_commands(row['remedy'], schema)}")

@@ -20,6 +20,7 @@ from .._dev.url import resolved
 from .._escape import shown
 from .._logging import is_json
 from .._output import say
+from .offers import as_commands
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 URLS = ("postgresql://", "postgres://")
@@ -56,7 +57,7 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
             yield Printing(schema, real)
         return
     with resolved(dsn) as url, connect(url) as conn, named_roles(url, schema):
-        conn.add_notice_handler(_pass_on)
+        conn.add_notice_handler(lambda notice: _pass_on(notice, schema))
         try:
             with conn.transaction():
                 db = Database(conn, schema)
@@ -92,11 +93,12 @@ def verb_of(ctx: click.Context) -> str:
     return f"{verb_of(ctx.parent)} {own}" if ctx.parent and ctx.parent.parent else own
 
 
-def _pass_on(notice: psycopg.errors.Diagnostic) -> None:
+def _pass_on(notice: psycopg.errors.Diagnostic, schema: str) -> None:
     """What a function of ours remarks, such as that a job waits for another signal."""
     if notice.severity_nonlocalized == "NOTICE":
         words = f"pyworker: {notice.message_primary}"
-        say(f"{words}. {notice.message_hint}" if notice.message_hint else words, err=True)
+        hint = as_commands(notice.message_hint or "", schema)
+        say(f"{words}. {hint}" if hint else words, err=True)
 
 
 def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:

@@ -17,6 +17,7 @@ from .._runner.failures import exit_code_of, explained
 from ..errors import PyworkerError
 from . import usage
 from .doctor import EXIT_UNKNOWN
+from .offers import as_commands
 from .options import CliError
 
 
@@ -54,6 +55,8 @@ class Group(click.Group):
             raise
         except (PyworkerError, psycopg.Error) as error:
             schema = ctx.params.get("schema") or ("pyworker",)
+            if isinstance(error, PyworkerError) and error.hint:
+                error.hint = as_commands(error.hint, schema[0])
             words = explained(error, schema[0], str(ctx.invoked_subcommand))
             raise CliError(words, exit_code_of(error)) from error
         except NoPostgres as error:

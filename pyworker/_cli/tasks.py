@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -69,13 +70,22 @@ def _show(rows: list[dict[str, Any]], machine: bool, nothing: str) -> None:
     shown: list[dict[str, Any]] = []
     for row in rows:
         options = {
-            name: period_of(value) if isinstance(value, timedelta) else value
+            name: _written(value)
             for name, value in row.items()
             if name not in ("identifier", "updated_at") and value is not None
         }
-        words = ", ".join(f"{name} {value}" for name, value in options.items())
+        words = "; ".join(f"{name} {value}" for name, value in options.items())
         shown.append({"task": row["identifier"], "since": row["updated_at"], "options": words or "none"})
     print_table(shown, nothing)
+
+
+def _written(value: Any) -> str:
+    """As people write it: 1 min 30 s; of a backoff 1 s, 5 s; a policy as in SQL."""
+    if isinstance(value, timedelta):
+        return period_of(value)
+    if isinstance(value, list):
+        return ", ".join(cast("list[str]", value))
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 
 def _seconds(value: timedelta | None) -> float | None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, cast
 
 import psycopg
-from psycopg.pq import ConnStatus
+from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from ..errors import WrongState, translated
@@ -97,15 +97,29 @@ def refuse_copy(process: int, caller: str) -> None:
 class _Gate:
     """The lock of a session, for one who may use it until `ended`."""
 
-    def __init__(self, lock: Any, caller: str) -> None:
-        self._lock, self._caller, self._process = lock, caller, os.getpid()
+    def __init__(self, conn: AnyConnection, caller: str) -> None:
+        self._lock: Any = conn.lock
+        self._pgconn, self._caller, self._process = conn.pgconn, caller, os.getpid()
         self.ended = False
 
     def _refuse(self) -> None:
-        if self.ended:
+        try:
+            if self.ended:
+                raise psycopg.OperationalError(
+                    f"the connection is closed: the block of {self._caller} that gave it has ended"
+                )
+            self.refuse_idle()
+        except BaseException:
             self._lock.release()
-            raise psycopg.OperationalError(
-                f"the connection is closed: the block of {self._caller} that gave it has ended"
+            raise
+
+    def refuse_idle(self) -> None:
+        """The block's own transaction is over."""
+        if self._pgconn.transaction_status == TransactionStatus.IDLE:
+            raise WrongState(
+                f"{self._caller}: the handler has ended the transaction by hand, with COMMIT or ROLLBACK;"
+                " what it has committed cannot be undone. Leave the block to commit, raise to roll back, and"
+                " put what is to be rolled back alone into a `with conn.transaction():`"
             )
 
     def __enter__(self) -> None:
@@ -136,7 +150,7 @@ class _Ends:
     _gate: _Gate
 
     def _begin(self, conn: AnyConnection, caller: str, pooled: bool) -> None:
-        self._gate = _Gate(conn.lock, caller)
+        self._gate = _Gate(conn, caller)
         view = cast("Any", self)
         view.lock = self._gate
         if pooled:
@@ -148,11 +162,14 @@ class _Ends:
         self._gate.ended = True
         self.pgconn.notice_handler = self.pgconn.notify_handler = None
 
-    def refuse_pipeline(self, caller: str) -> None:
-        """What is sent in a pipeline that is still open may never have been answered."""
+    def refuse_last(self, caller: str) -> None:
+        """At the block's end, if our last statement must not follow.
+
+        What is sent in a pipeline that is still open may never have been answered."""
         if self.pgconn.status == ConnStatus.OK and self.pgconn.pipeline_status:
             self.pgconn.finish()
             raise WrongState(f"{caller}: leave conn.pipeline() before the block ends; nothing was committed")
+        self._gate.refuse_idle()
 
     @property
     def closed(self) -> bool:

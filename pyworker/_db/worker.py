@@ -158,7 +158,8 @@ class Worker(Base):
         self, origins: Sequence[str], schedules: Sequence[Mapping[str, Any]], dry_run: bool = False
     ) -> list[dict[str, Any]]:
         source = "declare_schedules(%s::text[], %s::jsonb, %s)"
-        return self._dicts("name, action", source, list(origins), to_json(list(schedules)), dry_run)
+        text = to_json(list(schedules), "schedules")
+        return self._dicts("name, action", source, list(origins), text, dry_run)
 
     def listen(self) -> None:
         with self._guard(self.conn):

@@ -101,7 +101,7 @@ class Connections:
                     yield lent
                 finally:
                     lent.end()
-                lent.refuse_pipeline(caller)
+                lent.refuse_last(caller)
                 refuse_aborted(conn)
                 finish(conn)
         finally:
@@ -123,7 +123,7 @@ class Connections:
                     yield lent
                 finally:
                     lent.end()
-                lent.refuse_pipeline(caller)
+                lent.refuse_last(caller)
                 refuse_aborted(conn)
                 await finish(conn)
         finally:

@@ -84,11 +84,13 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
         raise value
     if inspect.isawaitable(value):  # and nothing has run yet
         raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
-    if inspect.isclass(value) and issubclass(value, ANSWERS):
+    if isinstance(value, BaseException):
+        raise TypeError(f"{task!r} returned {name_of(value)}: to fail the job, raise it") from value
+    if inspect.isclass(value) and issubclass(value, BaseException):
         raise TypeError(
             f"{task!r} returned the class {value.__name__}: return or raise one, {value.__name__}(…)"
         )
-    return (job.id, job.run, storable(to_json(value)) if task.result else None), value
+    return (job.id, job.run, storable(to_json(value, "its result")) if task.result else None), value
 
 
 def failure_of(job: Claimed, error: BaseException) -> Ended:
@@ -159,7 +161,7 @@ def _report(job: Claimed, error: BaseException) -> Report:
 
 def _elements(job: Claimed, elements: list[Any]) -> str:
     """As JSON that the handler will read, no longer than in any other payload."""
-    plain = json.loads(to_json(_encoded(job, elements)))
+    plain = json.loads(to_json(_encoded(job, elements), "they"))
     text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="backslashreplace").decode()  # half a surrogate pair can only be escaped
 

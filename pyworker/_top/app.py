@@ -63,7 +63,8 @@ class Top(App[None]):
         Binding("r", "act('retry')", "Retry"), Binding("c", "act('cancel')", "Cancel"),
         Binding("C", "act('force_cancel')", "Force", show=False), Binding("d", "act('delete')", "Delete"),
         Binding("p", "act('pause')", "Pause/resume"), Binding("g", "act('run')", "Run now"),
-        Binding("slash", "filter", "Filter", key_display="/"), Binding("n", "older", "Older"),
+        # At once, before the keys that come with it.
+        Binding("slash", "filter", "Filter", key_display="/", priority=True), Binding("n", "older", "Older"),
         Binding("b", "newest", "Newest"), Binding("escape", "table", "", show=False),
         Binding("q", "quit", "Quit"),
     ]  # fmt: skip
@@ -223,6 +224,8 @@ class Top(App[None]):
             return parameters[0] in PAGES[self.page].keys if self.ready else True
         if action == "open":
             return PAGES[self.page].job is not None if self.ready else True
+        if action == "filter" and isinstance(self.focused, Input):
+            return False
         if action in ("filter", "older", "newest"):
             return self.page == "jobs" if self.ready else True
         return True
@@ -239,7 +242,7 @@ class Top(App[None]):
         self._table(self.page).focus()
 
     def action_filter(self) -> None:
-        self.query_one("#filter", Input).focus()
+        self.screen.set_focus(self.query_one("#filter", Input))
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
         self.filters, self.after = filters(event.value), None

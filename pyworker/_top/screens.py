@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
+from textual.events import Key, Mount
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
@@ -22,21 +24,23 @@ from .._values import STYLES
 from .pages import Row
 
 EVERY = 2.0  # seconds between refreshes
+UNREAD = 0.3  # seconds that it takes to read a question
 
 Answer = tuple[JobRow | None, list[tuple[Any, ...]], list[Row]]  # the job, its errors, why it waits
 
 
 class Ask(ModalScreen[bool]):
-    """Asks for confirmation; only y confirms."""
+    """Asks for confirmation; only y confirms, unless it came with the key that asked, as pasted text does."""
 
-    BINDINGS: ClassVar = [
-        Binding("y", "answer(True)", "Yes"),
-        Binding("n,escape,q,enter", "answer(False)", "No", key_display="n"),
-    ]
+    BINDINGS: ClassVar = [Binding("n,escape,q,enter", "dismiss(False)", "No", key_display="n")]
 
     def __init__(self, question: str) -> None:
         super().__init__()
         self.question = question
+        self.asked = math.inf
+
+    def on_mount(self, event: Mount) -> None:
+        self.asked = event.time
 
     def compose(self) -> ComposeResult:
         yield Static(
@@ -44,8 +48,9 @@ class Ask(ModalScreen[bool]):
             id="ask",
         )
 
-    def action_answer(self, answer: bool) -> None:
-        self.dismiss(answer)
+    def key_y(self, event: Key) -> None:
+        if event.time > self.asked + UNREAD:
+            self.dismiss(True)
 
 
 class JobPage(ModalScreen[None]):

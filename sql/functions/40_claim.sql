@@ -88,7 +88,7 @@ declare
 begin
     return query
     with found as materialized (
-        select j.ctid as tid, j.id, j.ready_at, j.start_by, j.queue_name, j.sequence_key from live_jobs j
+        select j.ctid as tid, j.id, j.ready_at, j.queue_name, j.sequence_key from live_jobs j
         where j.ready_at is not null and j.state = 'available'
           and (j.priority, j.ready_at, j.id) > (v_floor.priority, v_floor.at, v_floor.id)
           and (task_identifiers is null or j.task_identifier = any (task_identifiers))
@@ -107,7 +107,7 @@ begin
         having count(*) > 0 and (count(coalesce(f.queue_name, f.sequence_key)) = 0
                                  or _commit_durably() is distinct from ''))
     update live_jobs j
-    set state = 'running', start_by = null, result = to_jsonb(f.start_by), worker_id = _claim.worker_id,
+    set state = 'running', start_by = null, claimed_start_by = j.start_by, worker_id = _claim.worker_id,
         run = _next_run(j.run, v_run), attempts = least(j.attempts + 1, 32767), -- else it fails all claims
         claimed_at = greatest(v_now, case when j.pace is not null then f.ready_at end)
     from found f where j.ctid = f.tid

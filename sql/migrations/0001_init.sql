@@ -353,6 +353,7 @@ create table live_jobs (
     result jsonb,
     -- limits of the waiting: coordination/deadlines
     start_by timestamptz,                           -- add_job's expires_at, until its first claim
+    claimed_start_by timestamptz,                   -- the same at its last claim: workers/workers
     wait_until timestamptz,                         -- by then a replace must not put it off (max_wait)
     waits_since timestamptz,                        -- since then it has waited; null: since created_at
     waits_run bigint,                               -- its run at that time

@@ -301,7 +301,7 @@ def test_a_signal_under_another_name_says_for_which_the_job_waits(
         assert done.returncode == 0
         assert done.stderr == (
             "pyworker: send_signal: job 4 waits for the signal 'approved', and keeps 'aproved' for a later "
-            "wait. If you meant that one: send_signal(4, 'approved').\n"
+            "wait. If you meant that one: pyworker signal 4 approved.\n"
         )
     assert cli("signal", "4", "approved", DATABASE_URL=dsn).stderr == ""
 
@@ -351,7 +351,7 @@ def test_delete_takes_ids_and_remove_takes_keys(call: Any, db: Any, zoo: dict[st
         (["retry", "1", "999"], "retry_job: there is no job 999"),
         (
             ["retry", "1", "3"],
-            "retry_job: job 3 is running. cancel_job(id, force => true) first, or wait for its end.",
+            "retry_job: job 3 is running. pyworker cancel ID --force first, or wait for its end.",
         ),
         (["cancel", "4", "999"], "cancel_job: there is no job 999"),
         (["delete", "1", "3"], "delete_job: job 3 is running."),

@@ -84,8 +84,8 @@ class Screen:
         """Wait for the question, answer it; returns the question."""
         await self.until(lambda: isinstance(self.app.screen, Ask))
         question = self.app.screen.question  # type: ignore[attr-defined]
-        await self.press(key)
-        await self.until(lambda: not isinstance(self.app.screen, Ask))
+        while isinstance(self.app.screen, Ask):  # at first it takes no yes
+            await self.press(key)
         return question
 
 

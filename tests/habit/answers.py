@@ -86,7 +86,7 @@ def returns_a_null_byte(payload):
     return "null byte \0"
 
 
-@habit(fails="JSON")
+@habit(fails="its result must be JSON: a value of type set cannot be stored as JSON")
 def returns_a_set(payload):
     return {1, 2}
 
@@ -126,6 +126,24 @@ def returns_cancel(payload):
 @habit(fails="returned the class Cancel: return or raise one", result=False)
 def returns_the_class_of_an_outcome(payload):
     return pyworker.Cancel
+
+
+@habit(fails="returned ValueError: to fail the job, raise it", result=False)
+def returns_an_error(payload):
+    return ValueError("no such account")
+
+
+@habit(fails="ValueError: no such account")
+async def returns_an_error_that_it_has_caught(payload):
+    try:
+        raise ValueError("no such account")
+    except ValueError as error:
+        return error
+
+
+@habit(fails="returned the class TimeoutError: return or raise one", result=False)
+def returns_the_class_of_an_error(payload):
+    return TimeoutError
 
 
 @habit(ends="cancelled")

@@ -70,6 +70,18 @@ def a_pool_of_processes(payload):
         return list(pool.map(double, range(3)))
 
 
+@habit(fails="give other processes job.payload and job.id")
+def the_job_in_a_pool_of_processes(payload, job: Job):
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        pool.submit(repr, job).result()
+
+
+@habit(fails="give other processes job.payload and job.id")
+async def the_job_in_a_process(payload, job: AsyncJob):
+    multiprocessing.get_context("spawn").Process(target=print, args=(job,)).start()
+
+
 @habit(returns="BrokenProcessPool")
 def a_pool_whose_process_exits(payload):
     context = multiprocessing.get_context("fork")

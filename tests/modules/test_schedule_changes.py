@@ -128,6 +128,15 @@ def test_who_speaks_for_an_origin_says_all_that_it_wants(api: Any) -> None:
     }  # fmt: skip
 
 
+def test_null_is_a_payload_that_is_declared_and_no_payload_is_an_empty_object(api: Any) -> None:
+    declare(api, FILE, [spec("null", payload=None), spec("none")])
+    assert declare(api, FILE, [spec("null", payload=None), spec("none")]) == {
+        "null": "unchanged", "none": "unchanged",
+    }  # fmt: skip
+    rows = api.rows("select name, payload::text from pyworker.schedule_entries order by name")
+    assert rows == [("none", "{}"), ("null", "null")]
+
+
 def test_code_speaks_for_its_modules_and_takes_over_from_code_only(api: Any) -> None:
     modules = ["code:app.a", "code:app.b"]
     declare(api, modules, [spec("a", origin="code:app.a"), spec("b", origin="code:app.b")])

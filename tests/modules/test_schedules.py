@@ -38,7 +38,7 @@ def test_a_due_tick_becomes_one_job_with_its_time(api: Any, hour: OnTheHour) -> 
     )
 
 
-@pytest.mark.parametrize("payload", ["[1]", '"text"', "7"])
+@pytest.mark.parametrize("payload", ["[1]", '"text"', "7", "null"])
 def test_a_payload_that_is_no_object_stays_as_it_is(api: Any, hour: OnTheHour, payload: str) -> None:
     api.add_schedule("s", HOURLY, "t", payload)
     hour.go()

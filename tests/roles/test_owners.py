@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -256,6 +257,30 @@ def test_doctor_names_what_belongs_to_another_role_and_its_fix_repairs_that(
     repair(Api, fix)
     assert owners(fresh) == {owner}
     assert [row[0] for row in fresh.execute(found).fetchall()] == ["ok"]
+
+
+HELPERS = {
+    "a check": "alter function pyworker._check_lost() owner to {other}",
+    "what checks call": "alter function pyworker._few(text[]) owner to {other}",
+    "the check of owners": "alter function pyworker._check_owners() owner to {other}",
+    "doctor": "alter function pyworker.doctor() owner to {other}",
+}
+
+
+@pytest.mark.parametrize("what", MIXED | HELPERS)
+def test_doctor_says_first_and_once_that_pyworker_belongs_to_several_roles(
+    fresh: psycopg.Connection[Any], logins: Logins, owner: str, cli: Any, what: str
+) -> None:
+    fresh.execute((MIXED | HELPERS)[what].format(other=logins("other")))
+    rows = fresh.execute("select * from pyworker.doctor()").fetchall()
+    assert rows[0][:2] == ("owners", "error")
+    assert [row for row in rows[1:] if "permission denied" in row[2]] == []
+    if "superuser" in rows[0][3]:
+        assert by_command(cli, logins.dsn_of(logins("root", "superuser"))) == (0, "")
+    else:
+        repair(SimpleNamespace(conn=fresh), rows[0][3])
+    assert owners(fresh) == {owner}
+    assert fresh.execute("select severity from pyworker.doctor()").fetchone() == ("ok",)
 
 
 def test_an_upgrade_by_a_superuser_gives_all_of_it_to_the_owner(

@@ -24,7 +24,8 @@ OPTIONS: dict[str, Any] = {
 MODULE = """
 from pyworker import task
 
-@task(max_attempts={max_attempts}, delivery="at_most_once", timeout=90, backoff=["10 s"], retention=0)
+@task(max_attempts={max_attempts}, delivery="at_most_once", timeout=90, backoff=["10 s", "5 min"],
+      retention=0, unique_policy={{"by_args": True}})
 def charge(payload): ...
 
 @task
@@ -131,9 +132,9 @@ def test_definitions_are_written_at_deploy_time_and_sql_inherits_them(
     assert (done.returncode, done.stderr) == (0, "")
     assert "charge" in done.stdout
     assert (
-        "max_attempts 2, delivery at_most_once, timeout 1 min 30 s, backoff ['10 s'], retention 0 s"
-        in done.stdout
-    )
+        'max_attempts 2; unique_policy {"by_args": true}; delivery at_most_once; timeout 1 min 30 s;'
+        " backoff 10 s, 5 min; retention 0 s"
+    ) in done.stdout
     assert "plain" not in done.stdout, "it says nothing of itself"
     job = db.execute("select max_attempts, delivery from pyworker.add_job('charge')").fetchone()
     assert job == (2, "at_most_once")
@@ -142,7 +143,7 @@ def test_definitions_are_written_at_deploy_time_and_sql_inherits_them(
         "charge",
         2,
         90.0,
-        ["10 s"],
+        ["10 s", "5 min"],
     )
 
 

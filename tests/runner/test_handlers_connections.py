@@ -50,7 +50,7 @@ def differences(before: Any, after: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("deed", dirty.DEEDS)
+@pytest.mark.parametrize("deed", [deed for deed in dirty.DEEDS if deed not in dirty.ENDS])
 def test_what_a_handler_does_to_its_connection_hurts_neither_its_job_nor_the_next(
     one_handler: Any, deed: str, block: str, kind: str
 ) -> None:
@@ -62,6 +62,23 @@ def test_what_a_handler_does_to_its_connection_hurts_neither_its_job_nor_the_nex
     assert differences(before, look(queue, kind)) == {}
     others = [queue.add("innocent"), queue.add("innocent_async")]
     queue.until_state("completed", *others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("deed", dirty.ENDS)
+def test_a_block_whose_handler_has_ended_the_transaction_by_hand_fails_its_job_and_hurts_no_other(
+    one_handler: Any, deed: str, block: str, kind: str
+) -> None:
+    queue = one_handler
+    before = look(queue, kind)
+    job = queue.add(f"{block}{kind}", deed)
+    queue.until("select (pyworker.get_job(%s)).state in ('completed', 'discarded')", job)
+    assert queue.job(job).state == "discarded"
+    assert "has ended the transaction by hand" in queue.job(job).last_error
+    assert "what it has committed cannot be undone" in queue.job(job).last_error
+    assert differences(before, look(queue, kind)) == {}
+    queue.until_state("completed", queue.add("innocent"), queue.add("innocent_async"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

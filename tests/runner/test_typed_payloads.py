@@ -3,17 +3,19 @@ name of its field."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+import typing
+from typing import Annotated, Any, NamedTuple, NewType, TypeVar
 
+import annotated_types
 import msgspec
-import psycopg
 import pydantic
+import pydantic_core
 import pytest
+import typing_extensions
 
 import pyworker
 from pyworker import InvalidArgument, TaskError, tasks
@@ -22,6 +24,7 @@ from tests.support import TASKS
 sys.path.insert(0, str(TASKS))
 cases = importlib.import_module("typed_cases")
 sys.path.remove(str(TASKS))
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -190,63 +193,124 @@ def test_one_library_converts_all_of_an_annotation() -> None:
             _ = cases.task_of("x", hint).invoke
 
 
-def cron_of(hint: Any, **options: Any) -> Any:
-    return pyworker.cron("0 4 * * *", **options)(cases.task_of("x", hint))
+Positive = NewType("Positive", Annotated[int, pydantic.Field(gt=0)])
+Alias = typing_extensions.TypeAliasType("Alias", Annotated[int, pydantic.Field(gt=0)])
 
 
-@pytest.fixture
-def declared(dsn: str) -> Iterator[Any]:
-    """Declares the schedules as a worker does that starts, and returns their payloads."""
-    from pyworker._db.database import Database
+@dataclasses.dataclass
+class Validates:
+    n: int
 
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        db = Database(conn, "pyworker")
-
-        def declare() -> list[Any]:
-            db.declare_schedules(*tasks.schedules(["typed_cases"]))
-            query = "select payload from pyworker.schedule_entries"
-            return [row[0] for row in conn.execute(query).fetchall()]
-
-        yield declare
+    @pydantic.field_validator("n")
+    @classmethod
+    def _positive(cls, n: int) -> int:
+        assert n > 0
+        return n
 
 
-def test_the_payload_of_a_schedule_is_written_by_its_task(declared: Any) -> None:
-    cron_of(cases.Order, payload=cases.Order([cases.LINE]))
-    (payload,) = declared()
-    assert (payload["total"], payload["lines"][0]["price"]) == (1, "0.10")
+@dataclasses.dataclass
+class Inherits(Validates):
+    m: int = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    n: int = pydantic.Field(default=1, gt=0)
+
+
+class Tuple(NamedTuple):
+    n: int = pydantic.Field(default=1, gt=0)
+
+
+@dataclasses.dataclass
+class Configured:
+    __pydantic_config__ = pydantic.ConfigDict(str_max_length=1)
+    name: str = "a"
+
+
+@dataclasses.dataclass
+class Tree:
+    n: Annotated[int, annotated_types.Gt(0)]
+    more: list[Tree] = dataclasses.field(default_factory=list)
+
+
+@pydantic.dataclasses.dataclass
+class Bounds:
+    n: int = pydantic.Field(gt=0)
+
+
+@dataclasses.dataclass
+class Generic(typing.Generic[T]):
+    item: T
+    n: Annotated[int, pydantic.Field(gt=0)]
+
+
+class Even:
+    """Metadata of the user's own, for pydantic."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return pydantic_core.core_schema.no_info_after_validator_function(self._even, handler(source))
+
+    def _even(self, n: int) -> int:
+        assert n % 2 == 0
+        return n
 
 
 @pytest.mark.parametrize(
-    ("hint", "options", "words"),
+    ("hint", "value"),
     [
-        (
-            cases.Excluded,
-            {"payload": cases.Excluded(a=1, hidden=2)},
-            r"payload\.hidden: an int would be read",
-        ),
-        (cases.Cat, {"payload": {"lives": "many"}}, r"payload\.lives: a worker could not read it"),
-        (cases.Needs, {}, r"payload\.hidden: with the member _cron, a worker could not read it"),
-        (
-            cases.Computed,
-            {"payload": cases.Computed(a=1)},
-            r"payload\._cron: with the member _cron, a worker",
-        ),
-        (dict[int, int], {"payload": {1: 2}}, r"payload.*: with the member _cron, a worker could not"),
+        (Positive, 0),
+        (Alias, 0),
+        (list[Positive], [0]),
+        (dict[str, Alias | None], {"a": 0}),
+        (Validates, Validates(0)),
+        (Inherits, Inherits(0)),
+        (Slotted, Slotted(0)),
+        (Tuple, Tuple(0)),
+        (Configured, Configured("ab")),
+        (Tree, Tree(1, [Tree(0)])),
+        (Bounds, {"n": 0}),
+        (Generic[int], Generic(1, 0)),
+        (Annotated[int, Even()], 1),
+        (Annotated[Validates, "any metadata"], {"n": 0}),
     ],
 )
-def test_the_payload_of_a_schedule_that_is_not_read_is_refused_at_the_start(
-    declared: Any, hint: Any, options: Any, words: str
-) -> None:
-    cron_of(hint, **options)
-    with pytest.raises(InvalidArgument, match=rf"^<task typed x .*>: {words}"):
-        declared()
+def test_constraints_hold_wherever_they_stand_in_an_annotation(db: Any, hint: Any, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^<task typed x .*>: payload.*: a worker could not read it"):
+        cases.task_of("x", hint).add(db, value)
 
 
-def test_a_worker_says_at_its_start_which_schedules_payload_is_refused(queue: Any, tmp_path: Path) -> None:
-    (tmp_path / "nightly.py").write_text(
-        "from pydantic import BaseModel\nfrom pyworker import cron\nclass Report(BaseModel):\n    day: int\n"
-        "@cron('0 4 * * *')\ndef nightly(payload: Report): ...\n"
-    )
-    worker = queue.start("--once", modules="nightly", PYTHONPATH=str(tmp_path))
-    assert worker.wait() != 0
-    assert "payload.day: with the member _cron, a worker could not read it: Field required" in worker.log
+@dataclasses.dataclass
+class Tag:
+    name: str
+
+
+class Raw(msgspec.Struct):
+    raw: bytes
+    model: typing.ClassVar[type[pydantic.BaseModel]] = cases.Cat
+
+
+class Decoded(pydantic.BaseModel):
+    n: int
+    reader: typing.ClassVar[Any] = msgspec.json.Decoder(int)
+
+
+def test_what_is_no_field_has_no_say_in_the_library(db: Any) -> None:
+    assert cases.task_of("x", Raw).add(db, Raw(b"\xff")).payload == {"raw": "/w=="}
+    assert cases.task_of("y", Decoded).add(db, Decoded(n=1)).payload == {"n": 1}
+
+
+def test_a_class_that_one_library_has_converted_may_be_converted_by_the_other(db: Any) -> None:
+    assert cases.task_of("x", Tag).add(db, Tag("a")).payload == {"name": "a"}
+    both = cases.task_of("y", tuple[Tag, cases.Cat]).add(db, (Tag("a"), cases.Cat()))
+    assert both.payload == [{"name": "a"}, {"kind": "cat", "lives": 9}]
+
+
+def test_a_model_may_name_types_that_its_library_alone_can_resolve(db: Any) -> None:
+    class Inner(pydantic.BaseModel):
+        n: int
+
+    class Outer(pydantic.BaseModel):
+        inner: Inner
+
+    assert cases.task_of("x", Outer).add(db, Outer(inner=Inner(n=1))).payload == {"inner": {"n": 1}}

@@ -78,6 +78,15 @@ CALLS = {
 BATCH = """select max(id) from pyworker.add_batch(
     (select jsonb_agg('{"identifier": "member"}'::jsonb) from generate_series(1, 300)),
     '{"identifier": "callback"}')"""
+# Before each call, so that its reads do not depend on how soon it comes after the last one: a sweep is due,
+# no worker listens, and the session remembers no walk.
+RESTED = """
+    select setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1000);
+    select setval('pyworker.' || register, 0)
+    from unnest('{walks_until,listening_until,polling_until,not_listening_until}'::text[]) register;
+    select set_config('pyworker.' || s.setting, '', false)
+    from unnest('{walk_claim,walk_due,walk_requests,walk_expired,crowded_until,notified_at}'::text[])
+        s(setting)"""
 TABLES = ("live_jobs", "queues", "promotion_requests", "edges", "watches", "starts", "unique_keys", "claims")
 
 
@@ -110,6 +119,7 @@ def looks(api: Any, watched: Any) -> dict[str, dict[str, float]]:
     held: list[Any] = []
     for name, sql in CALLS.items():
         params = {"ids": [row.id for row in held], "runs": [row.run for row in held], "callback": callback}
+        watched(lambda a: a.rows(RESTED))
         plans = watched(lambda a, sql=sql, params=params: a.rows(sql, params if "%(" in sql else None))
         if sql.startswith("select id"):
             held = [row for row in watched.result if row.id]

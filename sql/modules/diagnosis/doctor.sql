@@ -309,21 +309,26 @@ create or replace function doctor() returns table (check_name text, severity tex
     language plpgsql security definer set search_path from current set lock_timeout = '1s' set jit = off
 as $$
 declare
+    v_install constant text := 'install this version again: pyworker migrate, or psql -f sql/install.sql';
+    v_schema constant text := regexp_replace(current_setting('search_path'), ', pg_temp$', '');
+    v_owner constant name := (select pg_get_userbyid(c.relowner) from pg_class c
+                              where c.relnamespace = to_regnamespace(v_schema) and c.relname = 'migrations');
+    v_repair constant text := format('as a superuser, so that all belongs to %s, ', v_owner);
     v_well text;
     v_found boolean;
+    v_mixed boolean := false; -- checks lack rights then, which is told once
 begin
     if to_regclass('migrations') is null then -- its owner has no right on it, so nothing in it can be called
         return query select 'owners', 'error',
             format('%s owns these functions, but has no right on their schema', current_user),
-            format('alter schema %s owner to %I',
-                   regexp_replace(current_setting('search_path'), ', pg_temp$', ''), current_user);
+            case v_owner when current_user then format('alter schema %s owner to %I', v_schema, v_owner)
+                         else v_repair || v_install end;
         return;
     end if;
     for check_name, v_well in values
-        ('invariants', 'what must always hold does hold'),
+        ('owners', 'everything belongs to one role'), ('invariants', 'what must always hold does hold'),
         ('schema', 'tables, indexes, views and functions are those that were installed'),
         ('indexes', 'all indexes are valid'),
-        ('owners', 'everything belongs to one role'),
         ('grants', 'each role has the rights that it needs, PUBLIC has none'),
         ('partitions', 'history has its partitions'),
         ('maintenance', 'due jobs are promoted, expired ones pruned'),
@@ -331,10 +336,8 @@ begin
         ('tasks', 'the live workers know the tasks and serve the queues of the jobs that wait'),
         ('sequences', 'no sequence is halted'),
         ('dependencies', 'no job waits for one that has ended otherwise'),
-        ('locks', 'no session keeps jobs locked'),
-        ('queues', 'nothing waits in a paused queue'),
-        ('schedules', 'schedules are fired, and their tasks are known'),
-        ('lost', 'no job was lost'),
+        ('locks', 'no session keeps jobs locked'), ('queues', 'nothing waits in a paused queue'),
+        ('schedules', 'schedules are fired, and their tasks are known'), ('lost', 'no job was lost'),
         ('xmin', 'no old transaction keeps dead rows'), ('bloat', 'dead rows are few'),
         ('autovacuum', 'autovacuum is on'),
         ('notifications', 'the server''s queue of notifications is not filling up'),
@@ -342,33 +345,30 @@ begin
     loop
         v_found := false;
         begin
-            for severity, finding, fix in
-                execute format('select c.severity, c.finding, c.fix from %I() c', '_check_' || check_name)
-            loop
+            for severity, finding, fix in execute
+                format('select c.severity, c.finding, c.fix from %I() c', '_check_' || check_name) loop
                 v_found := true;
                 return next;
             end loop;
         exception when others then
             v_found := true;
+            continue when v_mixed and sqlstate = '42501';
             severity := 'error';
             finding := format('the check itself failed: %s', sqlerrm);
-            fix := 'run it again; if it stays so, install this version again: pyworker migrate, '
-                   'or psql -f sql/install.sql';
+            fix := case check_name when 'owners' then v_repair
+                                   else 'run it again; if it stays so, ' end || v_install;
             return next;
         end;
-        if not v_found then
-            severity := 'ok';
-            finding := v_well;
-            fix := null;
-            return next;
-        end if;
+        v_mixed := v_mixed or v_found and check_name = 'owners';
+        return query select check_name, 'ok', v_well, null where not v_found;
     end loop;
 end;
 $$;
 comment on function doctor() is
     'Checks the health of the installation: the invariants, the schema, its grants, jobs that no '
     'worker takes, schedules, what holds back vacuum, and the server''s settings. Returns one row '
-    'per finding, or one row ''ok'' for a check that finds nothing. severity: ok, info, warning or '
-    'error. fix: SQL that repairs the finding, for the owner of the schema (statements are '
+    'per finding, or one row ''ok'' for a check that finds nothing. If objects belong to several roles, '
+    'a check that lacks a right for that has no row. severity: ok, info, warning or error. fix: SQL '
+    'that repairs the finding, for the owner of the schema (statements are '
     'separated by '';'' and a line break; run them one by one), or a sentence. doctor() itself '
     'changes nothing, and reads at most 250,000 rows of a table.';

@@ -29,6 +29,7 @@ begin
     end if;
     v_wanted := jsonb_populate_record(null::schedule, jsonb_build_object(
         'timezone', 'UTC', 'backfill', '0', 'origin', origins[1], 'paused', false) || item);
+    v_wanted.payload := item -> 'payload'; -- null is a payload, too
     name := v_wanted.name;
     select t.* into v_old from schedule_entries t where t.name = v_wanted.name;
     if v_wanted.origin <> all (origins) then

@@ -14,6 +14,7 @@ declare
         || jsonb_build_object('payload', s.payload, 'unique_policy', s.unique_policy,
                               'sequence_policy', s.sequence_policy, 'meta', s.meta);
     v_specs jsonb;
+    v_requests _job_request[];
 begin
     if s.query is null then
         v_specs := jsonb_build_array(case when jsonb_typeof(s.payload) <> 'object' then v_spec else jsonb_set(
@@ -40,7 +41,13 @@ begin
         end;
     end if;
     if v_specs is not null then
-        return query select * from add_jobs(v_specs);
+        v_requests := _requests_of(v_specs);
+        if s.payload = 'null' then -- a payload, too, where in specs it is none
+            for i in 1 .. cardinality(v_requests) loop
+                v_requests[i].payload := coalesce(v_requests[i].payload, 'null');
+            end loop;
+        end if;
+        return query select * from _add_jobs(v_requests);
     end if;
 end;
 $$;

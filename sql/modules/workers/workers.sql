@@ -143,14 +143,14 @@ end;
 $$;
 
 -- Requeues a running job, and gives its attempt back. If its handler was not called, its expires_at still
--- holds: the column result has it while the job runs. (One more column would lock workers out.)
+-- holds.
 create or replace function _hand_back(job live_jobs, begun boolean) returns void
     language plpgsql set search_path from current
 as $$
 begin
     perform _requeue(job, job.run_at, greatest(job.attempts - 1, 0), 'scheduled');
-    update live_jobs j set start_by = (job.result #>> '{}')::timestamptz, result = null
-    where j.id = job.id and job.result is not null and not (begun or _must_not_rerun(job));
+    update live_jobs j set start_by = j.claimed_start_by
+    where j.id = job.id and j.claimed_start_by is not null and not (begun or _must_not_rerun(job));
 end;
 $$;
 

@@ -70,9 +70,15 @@ DEEDS = {
     "advisory lock": "select pg_advisory_lock(4711), pg_advisory_lock_shared(4712)",
     "cursor with hold": "declare dirty cursor with hold for select 1",
     "sequence": "create temporary sequence dirty; select nextval('dirty')",
+}
+# What ends the block's transaction before the block.
+ENDS = {
+    "commit": "commit",
     "commit, and then": "commit; set statement_timeout = '3min'; select pg_advisory_lock(4711)",
+    "rollback": "rollback",
     "rollback, and then": "rollback; set statement_timeout = '3min'",
 }
+DEEDS |= ENDS
 STATE = """
     select current_user::text, session_user::text, coalesce(current_setting('app.tenant', true), '') tenant,
         (select json_object_agg(name, setting order by name) from pg_settings
@@ -189,7 +195,7 @@ def act(conn, deed):
         return
     for statement in deed.split("; "):
         conn.execute(statement)
-    for _ in range(8):  # psycopg prepares it
+    for _ in range(0 if deed in ("commit", "rollback") else 8):  # psycopg prepares it
         conn.execute("select 1 where %s", [True])
 
 
@@ -201,7 +207,7 @@ async def act_async(conn, deed):
         return
     for statement in deed.split("; "):
         await conn.execute(statement)
-    for _ in range(8):
+    for _ in range(0 if deed in ("commit", "rollback") else 8):
         await conn.execute("select 1 where %s", [True])
 
 
