@@ -39,7 +39,7 @@ GUESTS = {
     "docs/inside/interleavings.md": "inside-interleavings.md",
     "docs/inside/leases.md": "inside-leases.md",
     "docs/inside/notify.md": "inside-notify.md",
-    "docs/inside/queues.md": "inside-queues.md",
+    "docs/inside/gate.md": "inside-gate.md",
     "docs/inside/torture.md": "inside-torture.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",

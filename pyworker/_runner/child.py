@@ -329,7 +329,7 @@ class Child:
             self.pace.put_off(1)
             return 0
         if room:
-            self.pace.notified = False
+            self.pace.claims()
         return room
 
     def _wait(self) -> None:

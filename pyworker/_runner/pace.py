@@ -12,6 +12,7 @@ MAX_PREFETCH = 500
 MAX_BATCHED = 2000  # where all jobs go to batch handlers: a turn of 1,000 jobs costs a third less than two
 LARGE = 32_000_000  # characters of payloads that a claim may bring, as far as the one before it can tell
 CALM, CALMEST = 2.0, 64.0  # seconds without prefetching, after jobs have waited too long: at first, at most
+SHIEST = 0.1  # seconds by which a worker puts off its look after a notification, at most
 
 
 class Pace:
@@ -21,6 +22,8 @@ class Pace:
         self.nothing_available = False  # the last claim came back short; claim again when notified
         self.claim_at = 0.0  # or at this time
         self.notified = False  # notified since the last claim was sent
+        self._woken = False  # the last claim answered a notification
+        self._shy = 0.0  # seconds by which it puts off the next such claim
         self.prefetch = 0
         self.batch = 0  # jobs of a call, as long as claims bring jobs of batch handlers alone
         self._most = MAX_PREFETCH
@@ -29,8 +32,15 @@ class Pace:
         self._trip = 0.0  # how long the last claim took
 
     def hear(self) -> None:
-        """Handle a notification: there may be jobs to claim."""
-        self.nothing_available, self.notified = False, True
+        """Handle a notification: there may be jobs to claim.
+
+        It reaches all workers of a fleet, and one of them gets the job. So a worker that has looked in vain
+        puts its next look off: by 5 ms, then 10, up to 100. One that has got a job does not."""
+        self.notified = True
+        if not self._shy:
+            self.nothing_available = False
+        elif self.nothing_available:
+            self.claim_at = min(self.claim_at, time.monotonic() + self._shy)
 
     def room(self, load: int, reporting: bool) -> int:
         """How many jobs to claim now.
@@ -76,6 +86,10 @@ class Pace:
             self._calm_until = now + self._calm
         self.prefetch = 0
 
+    def claims(self) -> None:
+        """A claim is sent now."""
+        self._woken, self.notified = self.notified, False
+
     def put_off(self, seconds: float) -> None:
         self.nothing_available, self.claim_at = True, time.monotonic() + seconds
 
@@ -85,6 +99,10 @@ class Pace:
         Slow jobs stay available to other workers, and quick ones need no wait. While it is calm, prefetch
         none: a job that goes back has started in vain, as a rate counts.
         """
+        if got:
+            self._shy = 0.0
+        elif self._woken:
+            self._shy = min(max(2 * self._shy, 0.005), SHIEST)
         if got < asked:
             self.prefetch //= 2
         elif reported >= self.prefetch // 2:
@@ -99,7 +117,9 @@ class Pace:
         if poll > 1:  # not all workers at the same time
             poll *= random.uniform(0.8, 1)  # noqa: S311
         # A job that was added after the claim's snapshot is notified with the claim's reply.
-        self.nothing_available = not self.notified
+        if self.notified and self._shy:
+            poll = min(poll, self._shy)
+        self.nothing_available = not self.notified or self._shy > 0
         self.claim_at = time.monotonic() + max(poll, 0.001)
 
     def patience(self) -> float:

@@ -65,6 +65,10 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
 -- A crash of the server may lose a claim that was not flushed to disk while its jobs are running; the worker
 -- learns of it when it reconnects (reconcile). But two jobs of a sequence or of a serial queue must not run
 -- at once, so such a claim waits for the disk.
+--
+-- PostgreSQL does wait, despite SKIP LOCKED, for a row that has been updated and whose new version is locked at
+-- that moment: as long as the producer's transaction is open. After 200 ms the turn fails with 55P03 and
+-- nothing counts; its worker repeats it.
 create or replace function _claim(
     worker_id bigint, wanted integer, task_identifiers text[], queue_names text[], forbidden_flags text[])
     returns table (
@@ -72,7 +76,7 @@ create or replace function _claim(
         max_attempts smallint, queue_name text, key text, flags jsonb, meta jsonb, sequence_key text,
         delivery text, crashes smallint, timeout_s double precision, run_at_s double precision,
         created_at_s double precision, why text, again_in_s double precision)
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set lock_timeout = '200ms'
 as $$
 #variable_conflict use_column
 declare
