@@ -313,6 +313,7 @@ $$;
 create or replace function _insert_jobs(requests _job_request[], jobs job[], ids bigint[], now timestamptz)
     returns setof job
     language plpgsql set search_path from current set plan_cache_mode = force_generic_plan
+    set enable_nestloop = off -- of thousands of jobs with their queues
 as $$
 begin
     return query

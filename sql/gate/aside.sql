@@ -4,7 +4,7 @@
 -- A job that comes to wait in a full queue, and has a better priority than one that was let in and is not
 -- claimed yet, changes places with it. Returns the lanes in which that was so: there may be more.
 create or replace function _let_better_in(queue_names text[]) returns text[]
-    language plpgsql set search_path from current
+    language plpgsql strict set search_path from current
 as $$
 declare
     v_now timestamptz := clock();

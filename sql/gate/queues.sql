@@ -91,71 +91,54 @@ declare
     v_now timestamptz := clock();
     v_most constant integer := greatest(100, wanted);
     v_names constant text[] := array(select distinct n.name from unnest(queue_names) n(name));
+    v_asides constant boolean := _settings_are_used();
     v_done record;
 begin
-    if _settings_are_used() then
+    if v_asides then
         perform _settle_queues(v_names, families)
         where (select true from queues q where q.held is not null order by q.queue_name limit 1);
         perform _add_up_starts(v_names);
         delete from set_aside a where a.queue_name = any (v_names) and a.until <= v_now;
     end if;
-    with queue as materialized (
-        select q.queue_name as name, q.slots, q.rate_limit, q.rate_period, q.fair, q.changed, r.free_at, t.ahead,
-               least(q.slots - t.taken, r.room - t.ahead,
-                     case when q.fair then _turns_in(q.queue_name, q.family, v_most) - t.ahead end) as free
-        from _queues_of(v_names) q
-        left join lateral _room_of_rate(q.queue_name, q.rate_limit, q.rate_period, v_now) r on true
-        cross join lateral (
-            select count(*) as taken, count(*) filter (where j.state <> 'running') as ahead
-            from (select i.state, i.slot from live_jobs i
-                  where q.slots > 0 and i.queue_name = q.queue_name and i.ready_at is not null
-                  order by i.queue_name, i.priority, i.run_at, i.id
-                  limit case when q.paced then 100000 else q.slots end) j
-            where j.state = 'running' or not q.held or j.slot = q.changed) t),
-    next as materialized (
-        select q.name, p.*, q.changed, q.rate_period, q.fair, q.slots
-        from queue q
-        cross join lateral (
-            select f.tid, row_number() over () as place from (
-                select j.ctid as tid from live_jobs j
-                where j.queue_name = q.name and j.parked = 'queue'
-                  and (select true from set_aside a
-                       where a.queue_name = q.name and a.task_identifier = j.task_identifier
-                         and a.flags is not distinct from j.flags and a.until > v_now limit 1) is null
-                order by j.queue_name, j.priority, j.run_at, j.id
-                limit case when q.slots is null then 1000 else least(greatest(q.free, 0), v_most) end
-                for update skip locked) f) p),
+    with lane as materialized (
+        select r.*, array(
+            select j.ctid from live_jobs j
+            where j.queue_name = r.name and j.parked = 'queue'
+              and (v_asides is not true or (
+                  select true from set_aside a
+                  where a.queue_name = r.name and a.task_identifier = j.task_identifier
+                    and a.flags is not distinct from j.flags limit 1) is null)
+            order by j.queue_name, j.priority, j.run_at, j.id
+            limit case when r.slots is null then 1000 else least(greatest(r.free, 0), v_most) end
+            for update skip locked) as tids
+        from _room_in(v_names, v_most, v_now) r),
     moved as (
         update live_jobs j
         set ready_at = greatest(v_now + n.place * interval '1 us', j.run_at), parked = null,
-            slot = case when n.slots is not null then n.changed end, pace = n.rate_period,
-            turn = nullif(n.fair, false)
-        from next n where j.ctid = n.tid
-        returning j.queue_name),
-    left_over as materialized (
-        select q.name, q.rate_limit, q.free, q.free_at, q.slots, q.ahead, coalesce(m.jobs, 0) as jobs
-        from queue q
-        left join (select n.queue_name as name, count(*) as jobs from moved n group by 1) m using (name)
-        where (q.slots is null or q.slots > 0)
-          and (q.rate_limit is not null or q.free > 0 or q.ahead > 0 or q.slots is null)
-          and (select true from live_jobs j where j.queue_name = q.name and j.parked = 'queue'
-               order by j.queue_name, j.priority, j.run_at, j.id offset coalesce(m.jobs, 0) limit 1))
-    select (select count(*) from moved),
-           array_agg('queue:' || l.name) filter (where l.jobs >= least(v_most, l.free) and l.free > l.jobs
-                                                       or l.slots is null and l.jobs >= 1000) as full,
-           array_agg('queue:' || l.name) filter (where l.jobs < least(v_most, l.free)) as locked,
-           array_agg('queue:' || l.name) filter (where l.free_at is not null and l.free <= l.jobs) as rated,
-           array_agg(l.free_at) filter (where l.free_at is not null and l.free <= l.jobs) as free_ats,
-           array_agg(l.name) filter (where l.free <= 0 and l.ahead > 0) as tight
-    into v_done from left_over l;
-    opened := v_done.count;
+            slot = case when l.slots is not null then l.changed end, pace = l.rate_period,
+            turn = nullif(l.fair, false)
+        from lane l cross join lateral unnest(l.tids) with ordinality n(tid, place) where j.ctid = n.tid),
+    waiting as materialized ( -- those in which others wait
+        select l.*, cardinality(l.tids) as jobs from lane l
+        where l.slots is null or l.slots > 0 and (
+              select true from live_jobs j where j.queue_name = l.name and j.parked = 'queue'
+              order by j.queue_name, j.priority, j.run_at, j.id offset cardinality(l.tids) limit 1))
+    select (select coalesce(sum(cardinality(l.tids)), 0) from lane l) as opened,
+           array_agg('queue:' || w.name) filter (
+               where w.free > w.jobs and w.jobs >= v_most or w.slots is null and w.jobs >= 1000) as full,
+           array_agg('queue:' || w.name) filter (where w.jobs < least(v_most, w.free)) as locked,
+           array_agg('queue:' || w.name) filter (where w.free_at is not null and w.free <= w.jobs) as rated,
+           array_agg(w.free_at) filter (where w.free_at is not null and w.free <= w.jobs) as free_ats,
+           array_agg(w.name) filter (where w.free <= 0 and w.ahead > 0) as tight
+    into v_done from waiting w;
+    opened := v_done.opened;
     again := v_done.full is not null;
-    insert into promotion_requests (lane) select f.lane from unnest(v_done.full) f(lane);
-    perform _ask_later(v_done.locked, array_fill(v_now + interval '0.25 s', array[cardinality(v_done.locked)]))
-    where v_done.locked is not null;
-    perform _ask_later(v_done.rated, v_done.free_ats) where v_done.rated is not null;
-    if v_done.tight is not null then
-        insert into promotion_requests (lane) select b.lane from unnest(_let_better_in(v_done.tight)) b(lane);
+    if num_nonnulls(v_done.full, v_done.locked, v_done.rated, v_done.tight) > 0 then
+        insert into promotion_requests (lane)
+        select f.lane from unnest(v_done.full || _let_better_in(v_done.tight)) f(lane);
+        perform _ask_later(l.lane, l.at) from (values
+            (v_done.locked, array_fill(v_now + interval '0.25 s', array[cardinality(v_done.locked)])),
+            (v_done.rated, v_done.free_ats)) l(lane, at) where l.lane is not null;
     end if;
 end;
 $$;

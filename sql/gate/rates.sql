@@ -104,6 +104,30 @@ begin
 end;
 $$;
 
+-- How many more jobs these queues may let in now (`free`), and how many are let in and not claimed (`ahead`).
+-- `free_at`: if the rate is used up, when it has room again. PostgreSQL inlines it.
+create or replace function _room_in(queue_names text[], most integer, now timestamptz)
+    returns table (
+        name text, slots integer, changed xid8, rate_period interval, fair boolean, ahead bigint, free bigint,
+        free_at timestamptz)
+    language sql stable
+begin atomic
+    select q.queue_name, q.slots, q.changed, q.rate_period, q.fair, t.ahead,
+           least(q.slots - t.taken, r.room - t.ahead,
+                 case when q.fair then _turns_in(q.queue_name, q.family, _room_in.most) - t.ahead end),
+           r.free_at
+    from _queues_of(_room_in.queue_names) q
+    left join lateral _room_of_rate(q.queue_name, q.rate_limit, q.rate_period, _room_in.now) r on true
+    cross join lateral (
+        select count(*) as taken, count(*) filter (where j.state <> 'running') as ahead
+        from (select i.state, i.slot from live_jobs i
+              where q.slots > 0 and i.queue_name = q.queue_name and i.ready_at is not null
+              order by i.queue_name, i.priority, i.run_at, i.id
+              limit case when q.paced then 100000 else q.slots end) j
+        where j.state = 'running' or not q.held or j.slot = q.changed) t
+    offset 0;
+end;
+
 -- For how long starts are kept: a rate may be set to a longer period later.
 create or replace function _starts_kept(rate_period interval) returns interval
     language sql immutable
