@@ -97,7 +97,7 @@ begin
           and (v_closed is null or coalesce(j.queue_name, 'default') <> all (v_closed))
           and (j.start_by is null or j.start_by > v_now)
           and (j.queue_name is null or v_current and (
-              (select true from queues q where q.held is not null order by q.queue_name limit 1) is null
+              (select true from held_settings h order by h.changed, h.queue_name limit 1) is null
               or _was_let_in(j.queue_name, j.slot)))
         order by j.priority, j.ready_at, j.id
         limit wanted for update skip locked),

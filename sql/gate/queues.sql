@@ -23,7 +23,8 @@ begin atomic
                       else 1 end as concurrency,
                  coalesce(q.paused, false) or p.changed is not null as paused,
                  greatest(q.changed, f.changed, p.changed) as changed,
-                 coalesce(q.held, f.held, p.held) is not null as held,
+                 exists (select from held_settings h
+                         where h.changed = any (array[q.changed, f.changed, p.changed])) as held,
                  case when q.inherits is false then q.rate_limit else f.rate_limit end as rate_limit,
                  case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
                  case when q.inherits is false then q.fair else coalesce(f.fair, false) end as fair, f.family
@@ -31,14 +32,14 @@ begin atomic
           left join lateral ( -- a look-up for each name, with any settings of the caller
               select i.* from queues i where i.queue_name = n.name offset 0) q on true
           left join lateral (
-              select left(o.queue_name, -1) as family, o.concurrency, o.changed, o.held, o.rate_limit,
+              select left(o.queue_name, -1) as family, o.concurrency, o.changed, o.rate_limit,
                      o.rate_period, o.fair
               from queues o
               where q.inherits is not false and right(o.queue_name, 1) = '*' and not o.inherits
                 and starts_with(n.name, left(o.queue_name, -1))
               order by length(o.queue_name) desc limit 1) f on true
           left join lateral ( -- nearly always none: it has an index of its own
-              select o.changed, o.held from queues o
+              select o.changed from queues o
               where o.paused and right(o.queue_name, 1) = '*'
                 and starts_with(n.name, left(o.queue_name, -1))
               order by o.queue_name limit 1) p on true) u;
@@ -95,12 +96,12 @@ declare
 begin
     if _settings_are_used() then
         perform _settle_queues(v_names, families)
-        where (select true from queues q where q.held is not null order by q.queue_name limit 1);
+        where (select true from held_settings h order by h.changed, h.queue_name limit 1);
         perform _add_up_starts(v_names);
         delete from set_aside a where a.queue_name = any (v_names) and a.until <= v_now;
     end if;
     with queue as materialized (
-        select q.queue_name as name, q.slots, q.rate_limit, q.rate_period, q.fair, q.changed, r.free_at, t.ahead,
+        select q.queue_name as name, q.slots, q.rate_limit, q.rate_period, q.fair, q.changed, t.ahead,
                least(q.slots - t.taken, r.room - t.ahead,
                      case when q.fair then _turns_in(q.queue_name, q.family, v_most) - t.ahead end) as free
         from _queues_of(v_names) q
@@ -133,9 +134,13 @@ begin
         from next n where j.ctid = n.tid
         returning j.queue_name),
     left_over as materialized (
-        select q.name, q.rate_limit, q.free, q.free_at, q.slots, q.ahead, coalesce(m.jobs, 0) as jobs
+        -- With the jobs that are let in now, when has the rate room again? The claim's own timer may be
+        -- missing: it leaves it out for an earlier one, which may have brought this pass.
+        select q.name, q.rate_limit, q.free, r.free_at, q.slots, q.ahead, coalesce(m.jobs, 0) as jobs
         from queue q
         left join (select n.queue_name as name, count(*) as jobs from moved n group by 1) m using (name)
+        left join lateral _room_of_rate(
+            q.name, (q.rate_limit - q.ahead - coalesce(m.jobs, 0))::integer, q.rate_period, v_now) r on true
         where (q.slots is null or q.slots > 0)
           and (q.rate_limit is not null or q.free > 0 or q.ahead > 0 or q.slots is null)
           and (select true from live_jobs j where j.queue_name = q.name and j.parked = 'queue'
@@ -144,8 +149,8 @@ begin
            array_agg('queue:' || l.name) filter (where l.jobs >= least(v_most, l.free) and l.free > l.jobs
                                                        or l.slots is null and l.jobs >= 1000) as full,
            array_agg('queue:' || l.name) filter (where l.jobs < least(v_most, l.free)) as locked,
-           array_agg('queue:' || l.name) filter (where l.free_at is not null and l.free <= l.jobs) as rated,
-           array_agg(l.free_at) filter (where l.free_at is not null and l.free <= l.jobs) as free_ats,
+           array_agg('queue:' || l.name) filter (where l.free_at is not null) as rated,
+           array_agg(l.free_at) filter (where l.free_at is not null) as free_ats,
            array_agg(l.name) filter (where l.free <= 0 and l.ahead > 0) as tight
     into v_done from left_over l;
     opened := v_done.count;

@@ -51,3 +51,14 @@ def answered(api: Any) -> None:
     while api.rows(SOON):
         api.promote_jobs()
         assert time.monotonic() < until, "a request cannot be answered"
+
+
+def named(api: Any, *identifiers: str, queue: str = "q", **more: Any) -> list[int]:
+    """Jobs of these tasks, added one by one."""
+    return [api.add_job(identifier, queue_name=queue, **more).id for identifier in identifiers]
+
+
+def busy(session: Any) -> None:
+    """Opens a transaction that has written something: its claims let in nothing, and take what may run."""
+    session.begin()
+    session.value("select pg_current_xact_id()::text")
