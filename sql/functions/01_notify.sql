@@ -114,14 +114,15 @@ declare
 begin
     select l.* into v_look from _look(v_due_from) l;
     v_again := _again_in(v_look.asked, least(v_look.timer, v_look.due_at),
-                         _left_behind(task_identifiers, queue_names, forbidden_flags, false));
+                         _left_behind(task_identifiers, queue_names, forbidden_flags,
+                                      _claim_floor(null, null, null, null), false));
     return case when v_again < 1 or least(v_look.timer, v_look.due_at) is not null then v_again end;
 end;
 $$;
 comment on function seconds_until_due(text[], text[], text[]) is
     'Seconds after which a worker that got fewer jobs than it asked for should claim again, notified or '
-    'not: at most 1. The least of: the time until the next scheduled or retryable job, or a rate, is due (0 '
-    'if one is overdue; 0.005 to 0.25 if it was locked); 0 while a change waits to be looked at; 0.005 to '
-    '0.25 while a transaction is open that may have added jobs without a notification; 0.25 if a job is '
-    'available that the claim did not get, since another session had it locked. Null if none applies: then '
-    'claim again within 2 seconds. task_identifiers, queue_names, forbidden_flags: as in the claim.';
+    'not: at most 1. The least of: the time until the next scheduled or retryable job, or a rate, is due; '
+    '0.005 to 0.25 while one is overdue, while a change waits to be looked at, and while a transaction is '
+    'open that may have added jobs without a notification; 0.25 if a job is available that the claim did not '
+    'get, since another session had it locked. Null if none applies: then claim again within 2 seconds. '
+    'task_identifiers, queue_names, forbidden_flags: as in the claim.';
