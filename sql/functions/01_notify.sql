@@ -11,6 +11,8 @@
 -- * silent_before: an add may read listening_until before a claim writes it, not notify, and commit
 --   afterwards. So a claim that finds it out of date writes it, takes a transaction id, looks once more, and
 --   writes that id here. While an older transaction is open, waiting workers look again after 5 to 250 ms.
+--   A transaction that has an id already, since it has reported or claimed, leaves this to the next turn, in
+--   5 ms: a younger one may have added silently.
 
 -- True if a worker waits for a notification. This uses the real clock, not clock(), because workers wait
 -- in real time. What lies further ahead was written before the clock was set back.
@@ -45,7 +47,7 @@ end;
 $$;
 
 -- After a partial claim: its worker waits from now on. True if it must look once more, since adds did not
--- notify until now.
+-- notify until now. If adds do not notify after this, the worker comes again in 5 ms (_again_in).
 create or replace function _start_listening() returns boolean
     language plpgsql set search_path from current
 as $$
@@ -55,6 +57,9 @@ declare
     v_own bigint;
 begin
     if v_left between 1100 and 5000 then
+        return false;
+    end if;
+    if v_left not between 0 and 5000 and pg_current_xact_id_if_assigned() is not null then
         return false;
     end if;
     perform setval('listening_until', v_ms + 2000);

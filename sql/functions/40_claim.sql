@@ -201,7 +201,8 @@ begin
     if asked or v_due_s <= 0 then
         v_due_s := _backoff('gate'); -- another session has the gate, or the job locked
     end if;
-    return least(v_due_s, behind, case when _silent_adds_are_open() then _backoff('silent') end, 1);
+    return least(v_due_s, behind, case when not _worker_is_listening() then 0.005
+                                       when _silent_adds_are_open() then _backoff('silent') end, 1);
 end;
 $$;
 

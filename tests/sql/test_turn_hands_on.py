@@ -102,7 +102,7 @@ def test_a_turn_does_not_wait_for_a_session_that_has_the_gate(
     api: Any, actor: Any, worker: int, outcome: str
 ) -> None:
     """Busy lanes and plain jobs go on; the first job of an idle lane is let in soon after."""
-    one, two = api.add_jobs([{"identifier": "t", "queue_name": "q"}] * 2)
+    _, two = api.add_jobs([{"identifier": "t", "queue_name": "q"}] * 2)
     jobs = work(api, worker).jobs
     waits(api, worker)
     other = actor()
