@@ -11,6 +11,8 @@
 -- * silent_before: an add may read listening_until before a claim writes it, not notify, and commit
 --   afterwards. So a claim that finds it out of date writes it, takes a transaction id, looks once more, and
 --   writes that id here. While an older transaction is open, waiting workers look again after 5 to 250 ms.
+--   A transaction that has an id already, since it has reported or claimed, leaves this to the next turn, in
+--   5 ms: a younger one may have added silently.
 
 -- True if a worker waits for a notification. This uses the real clock, not clock(), because workers wait
 -- in real time. What lies further ahead was written before the clock was set back.
@@ -45,7 +47,7 @@ end;
 $$;
 
 -- After a partial claim: its worker waits from now on. True if it must look once more, since adds did not
--- notify until now.
+-- notify until now. If adds do not notify after this, the worker comes again in 5 ms (_again_in).
 create or replace function _start_listening() returns boolean
     language plpgsql set search_path from current
 as $$
@@ -55,6 +57,9 @@ declare
     v_own bigint;
 begin
     if v_left between 1100 and 5000 then
+        return false;
+    end if;
+    if v_left not between 0 and 5000 and pg_current_xact_id_if_assigned() is not null then
         return false;
     end if;
     perform setval('listening_until', v_ms + 2000);
@@ -114,14 +119,15 @@ declare
 begin
     select l.* into v_look from _look(v_due_from) l;
     v_again := _again_in(v_look.asked, least(v_look.timer, v_look.due_at),
-                         _left_behind(task_identifiers, queue_names, forbidden_flags, false));
+                         _left_behind(task_identifiers, queue_names, forbidden_flags,
+                                      _claim_floor(null, null, null, null), false));
     return case when v_again < 1 or least(v_look.timer, v_look.due_at) is not null then v_again end;
 end;
 $$;
 comment on function seconds_until_due(text[], text[], text[]) is
     'Seconds after which a worker that got fewer jobs than it asked for should claim again, notified or '
-    'not: at most 1. The least of: the time until the next scheduled or retryable job, or a rate, is due (0 '
-    'if one is overdue; 0.005 to 0.25 if it was locked); 0 while a change waits to be looked at; 0.005 to '
-    '0.25 while a transaction is open that may have added jobs without a notification; 0.25 if a job is '
-    'available that the claim did not get, since another session had it locked. Null if none applies: then '
-    'claim again within 2 seconds. task_identifiers, queue_names, forbidden_flags: as in the claim.';
+    'not: at most 1. The least of: the time until the next scheduled or retryable job, or a rate, is due; '
+    '0.005 to 0.25 while one is overdue, while a change waits to be looked at, and while a transaction is '
+    'open that may have added jobs without a notification; 0.25 if a job is available that the claim did not '
+    'get, since another session had it locked. Null if none applies: then claim again within 2 seconds. '
+    'task_identifiers, queue_names, forbidden_flags: as in the claim.';

@@ -61,6 +61,7 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
 --
 -- While settings of queues are held (gate/settings), it takes of their jobs only those that the newest
 -- version has let in. It writes a row in claims, by which a sweep finds the jobs of a dead worker.
+-- `floor`: where it begins to walk (_claim_floor).
 --
 -- A crash of the server may lose a claim that was not flushed to disk while its jobs are running; the worker
 -- learns of it when it reconnects (reconcile). But two jobs of a sequence or of a serial queue must not run
@@ -70,7 +71,8 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
 -- that moment: as long as the producer's transaction is open. After 200 ms the turn fails with 55P03 and
 -- nothing counts; its worker repeats it.
 create or replace function _claim(
-    worker_id bigint, wanted integer, task_identifiers text[], queue_names text[], forbidden_flags text[])
+    worker_id bigint, wanted integer, task_identifiers text[], queue_names text[], forbidden_flags text[],
+    floor record)
     returns table (
         kind text, id bigint, run bigint, task_identifier text, payload json, attempts smallint,
         max_attempts smallint, queue_name text, key text, flags jsonb, meta jsonb, sequence_key text,
@@ -87,21 +89,20 @@ declare
     v_began constant timestamptz := clock_timestamp();
     v_read constant bigint := _entries_read('live_jobs_ready');
     v_closed constant text[] := _closed_queues();
-    v_floor record := _claim_floor(worker_id, task_identifiers, queue_names, forbidden_flags);
     v_n integer;
 begin
     return query
     with found as materialized (
         select j.ctid as tid, j.id, j.ready_at, j.queue_name, j.sequence_key from live_jobs j
         where j.ready_at is not null and j.state = 'available'
-          and (j.priority, j.ready_at, j.id) > (v_floor.priority, v_floor.at, v_floor.id)
+          and (j.priority, j.ready_at, j.id) > (floor.priority, floor.at, floor.id)
           and (task_identifiers is null or j.task_identifier = any (task_identifiers))
           and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
           and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
           and (v_closed is null or coalesce(j.queue_name, 'default') <> all (v_closed))
           and (j.start_by is null or j.start_by > v_now)
           and (j.queue_name is null or v_current and (
-              (select true from queues q where q.held is not null order by q.queue_name limit 1) is null
+              (select true from held_settings h order by h.changed, h.queue_name limit 1) is null
               or _was_let_in(j.queue_name, j.slot)))
         order by j.priority, j.ready_at, j.id
         limit wanted for update skip locked),
@@ -126,10 +127,10 @@ begin
     if v_n > 0 and not _claims_are_tidy(worker_id, v_run) then
         perform _tidy_claims(worker_id, v_run);
     end if;
-    if v_n > 0 and v_floor.until is not null or _entries_read('live_jobs_ready') - v_read > 1000 + 2 * v_n then
+    if v_n > 0 and floor.until is not null or _entries_read('live_jobs_ready') - v_read > 1000 + 2 * v_n then
         perform _keep_claim_floor(
             _owner_of_claims(worker_id, task_identifiers, queue_names, forbidden_flags), worker_id, v_run,
-            v_floor.until, v_began);
+            floor.until, v_began);
     end if;
 end;
 $$;
@@ -204,15 +205,17 @@ begin
     if asked or v_due_s <= 0 then
         v_due_s := _backoff('gate'); -- another session has the gate, or the job locked
     end if;
-    return least(v_due_s, behind, case when _silent_adds_are_open() then _backoff('silent') end, 1);
+    return least(v_due_s, behind, case when not _worker_is_listening() then 0.005
+                                       when _silent_adds_are_open() then _backoff('silent') end, 1);
 end;
 $$;
 
--- What a claim with these filters has left behind, though it was ready. Seconds until it looks again: 0.25 if
--- another session has such a job locked; null if there is none. If it `acts`, kinds that it does not take stand
--- aside (gate/aside): then 0.
+-- What a claim with these filters, which began at this floor, has left behind, though it was ready. Seconds
+-- until it looks again: 0.25 if another session has such a job locked; null if there is none. If it `acts`,
+-- kinds that it does not take stand aside (gate/aside): then 0.
 create or replace function _left_behind(
-    task_identifiers text[], queue_names text[], forbidden_flags text[], acts boolean default true)
+    task_identifiers text[], queue_names text[], forbidden_flags text[], floor record,
+    acts boolean default true)
     returns double precision
     language plpgsql set search_path from current
 as $$
@@ -229,6 +232,7 @@ begin
                  and (forbidden_flags is null or l.flags is null or not l.flags ?| forbidden_flags) as taken,
                  l.queue_name, l.ready_at
           from live_jobs l where l.ready_at is not null and l.state = 'available'
+            and (l.priority, l.ready_at, l.id) > (floor.priority, floor.at, floor.id)
           order by l.priority, l.ready_at, l.id limit 100) j;
     if acts and v_behind.others and _set_kinds_aside(task_identifiers, queue_names, forbidden_flags) then
         return 0;

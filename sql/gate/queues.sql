@@ -23,7 +23,8 @@ begin atomic
                       else 1 end as concurrency,
                  coalesce(q.paused, false) or p.changed is not null as paused,
                  greatest(q.changed, f.changed, p.changed) as changed,
-                 coalesce(q.held, f.held, p.held) is not null as held,
+                 exists (select from held_settings h
+                         where h.changed = any (array[q.changed, f.changed, p.changed])) as held,
                  case when q.inherits is false then q.rate_limit else f.rate_limit end as rate_limit,
                  case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
                  case when q.inherits is false then q.fair else coalesce(f.fair, false) end as fair, f.family
@@ -31,14 +32,14 @@ begin atomic
           left join lateral ( -- a look-up for each name, with any settings of the caller
               select i.* from queues i where i.queue_name = n.name offset 0) q on true
           left join lateral (
-              select left(o.queue_name, -1) as family, o.concurrency, o.changed, o.held, o.rate_limit,
+              select left(o.queue_name, -1) as family, o.concurrency, o.changed, o.rate_limit,
                      o.rate_period, o.fair
               from queues o
               where q.inherits is not false and right(o.queue_name, 1) = '*' and not o.inherits
                 and starts_with(n.name, left(o.queue_name, -1))
               order by length(o.queue_name) desc limit 1) f on true
           left join lateral ( -- nearly always none: it has an index of its own
-              select o.changed, o.held from queues o
+              select o.changed from queues o
               where o.paused and right(o.queue_name, 1) = '*'
                 and starts_with(n.name, left(o.queue_name, -1))
               order by o.queue_name limit 1) p on true) u;
@@ -96,7 +97,7 @@ declare
 begin
     if v_asides then
         perform _settle_queues(v_names, families)
-        where (select true from queues q where q.held is not null order by q.queue_name limit 1);
+        where (select true from held_settings h order by h.changed, h.queue_name limit 1);
         perform _add_up_starts(v_names);
         delete from set_aside a where a.queue_name = any (v_names) and a.until <= v_now;
     end if;
@@ -119,16 +120,20 @@ begin
             turn = nullif(l.fair, false)
         from lane l cross join lateral unnest(l.tids) with ordinality n(tid, place) where j.ctid = n.tid),
     waiting as materialized ( -- those in which others wait
-        select l.*, cardinality(l.tids) as jobs from lane l
-        where l.slots is null or l.slots > 0 and (
-              select true from live_jobs j where j.queue_name = l.name and j.parked = 'queue'
-              order by j.queue_name, j.priority, j.run_at, j.id offset cardinality(l.tids) limit 1))
+        -- With the jobs that are let in now, when has the rate room again? The claim's own timer may be
+        -- missing: it leaves it out for an earlier one, which may have brought this pass.
+        select l.name, l.slots, l.ahead, l.free, cardinality(l.tids) as jobs, r.free_at from lane l
+        left join lateral _room_of_rate(
+            l.name, (l.rate_limit - l.ahead - cardinality(l.tids))::integer, l.rate_period, v_now) r on true
+        where (l.slots is null or l.slots > 0) and (
+            select true from live_jobs j where j.queue_name = l.name and j.parked = 'queue'
+            order by j.queue_name, j.priority, j.run_at, j.id offset cardinality(l.tids) limit 1))
     select (select coalesce(sum(cardinality(l.tids)), 0) from lane l) as opened,
            array_agg('queue:' || w.name) filter (
                where w.free > w.jobs and w.jobs >= v_most or w.slots is null and w.jobs >= 1000) as full,
            array_agg('queue:' || w.name) filter (where w.jobs < least(v_most, w.free)) as locked,
-           array_agg('queue:' || w.name) filter (where w.free_at is not null and w.free <= w.jobs) as rated,
-           array_agg(w.free_at) filter (where w.free_at is not null and w.free <= w.jobs) as free_ats,
+           array_agg('queue:' || w.name) filter (where w.free_at is not null) as rated,
+           array_agg(w.free_at) filter (where w.free_at is not null) as free_ats,
            array_agg(w.name) filter (where w.free <= 0 and w.ahead > 0) as tight
     into v_done from waiting w;
     opened := v_done.opened;

@@ -105,17 +105,16 @@ end;
 $$;
 
 -- How many more jobs these queues may let in now (`free`), and how many are let in and not claimed (`ahead`).
--- `free_at`: if the rate is used up, when it has room again. PostgreSQL inlines it.
+-- PostgreSQL inlines it.
 create or replace function _room_in(queue_names text[], most integer, now timestamptz)
     returns table (
-        name text, slots integer, changed xid8, rate_period interval, fair boolean, ahead bigint, free bigint,
-        free_at timestamptz)
+        name text, slots integer, changed xid8, rate_limit integer, rate_period interval, fair boolean,
+        ahead bigint, free bigint)
     language sql stable
 begin atomic
-    select q.queue_name, q.slots, q.changed, q.rate_period, q.fair, t.ahead,
+    select q.queue_name, q.slots, q.changed, q.rate_limit, q.rate_period, q.fair, t.ahead,
            least(q.slots - t.taken, r.room - t.ahead,
-                 case when q.fair then _turns_in(q.queue_name, q.family, _room_in.most) - t.ahead end),
-           r.free_at
+                 case when q.fair then _turns_in(q.queue_name, q.family, _room_in.most) - t.ahead end)
     from _queues_of(_room_in.queue_names) q
     left join lateral _room_of_rate(q.queue_name, q.rate_limit, q.rate_period, _room_in.now) r on true
     cross join lateral (

@@ -4,9 +4,11 @@
 -- with the lowest id. No other job overtakes it: if another session has it locked, this asks again later.
 -- Call it only if the sequence certainly has no head: this transaction has just ended it, or holds the gate
 -- and has found none. `since`: when the oldest request for them was left. `queues`: those in which the new
--- heads wait; `asks`: leave the requests for these. `handed`: the sequences that have a new head.
+-- heads wait: leave requests for these. `handed`: the sequences that have a new head. `later`: how many heads are
+-- due later, or locked by another session: workers that wait must know.
 create or replace function _open_sequences(
-    keys text[], since timestamptz, out opened integer, out queues text[], out handed text[])
+    keys text[], since timestamptz, out opened integer, out queues text[], out handed text[],
+    out later integer)
     language plpgsql set search_path from current
 as $$
 declare
@@ -31,11 +33,12 @@ begin
             ready_at = case when f.ready_at is not null then v_now end
         from (select l.tid, p.* from free l, _place(l.run_at, v_now, null, l.waits) p) f
         where j.ctid = f.tid
-        returning j.sequence_key, j.ready_at, j.parked, j.queue_name)
+        returning j.sequence_key, j.ready_at, j.due_at, j.parked, j.queue_name)
     select count(m.ready_at), array_agg(distinct m.queue_name) filter (where m.parked = 'queue'),
            array_agg(m.sequence_key),
-           array(select f.key from first f except select n.sequence_key from moved n)
-    into opened, queues, handed, v_locked from moved m;
+           array(select f.key from first f except select n.sequence_key from moved n), count(m.due_at)
+    into opened, queues, handed, v_locked, later from moved m;
+    later := later + cardinality(v_locked);
     if v_locked <> '{}' then
         perform _ask_later(
             array_agg('sequence:' || l.key),

@@ -1,9 +1,10 @@
 -- gate/settings: what people do to queues: limits, pauses, resuming; and how a change comes into force.
 --
--- Each change gives its row a new version (`changed`) and holds it: while it is held, claims take of these
--- queues only what this version has let in (_was_let_in). So a change holds from its commit, and set_queue
--- waits for nothing. The first pass that sees the change writes down its own transaction (`held`). Passes park what
--- older versions have let in, and when all older transactions have ended, the row is held no longer.
+-- Each change gives its row a new version (`changed`) and holds it (held_settings): while it is held,
+-- claims take of these queues only what this version has let in (_was_let_in). So a change holds from its
+-- commit, and set_queue waits for nothing. The first pass that sees the change writes down its own
+-- transaction (`seen_by`). Passes park what older versions have let in. When all transactions that are older
+-- than that one have ended, the version is held no longer.
 
 -- In a pass: parks the jobs of these queues that an older version has let in, up to 1,000 of each, and ends
 -- what need not be held any more; `families`: those of which these are all queues. Asks again for the others.
@@ -15,8 +16,7 @@ declare
     v_xmin constant xid8 := pg_snapshot_xmin(pg_current_snapshot()); -- before it looks at the jobs
     v_more text[];
 begin
-    update queues q set held = pg_current_xact_id()
-    where q.ctid = any (array(select h.ctid from queues h where h.held = '0' for update skip locked));
+    update held_settings h set seen_by = pg_current_xact_id() where h.seen_by = '0';
     with lane as materialized (
         select q.queue_name as name, q.changed, q.paused from _queues_of(queue_names) q
         where q.held and q.slots is not null),
@@ -32,23 +32,21 @@ begin
         from old o where j.ctid = o.tid returning j.queue_name)
     select array_agg(m.name) into v_more
     from (select p.queue_name as name from parked p group by 1 having count(*) >= 1000) m;
-    update queues q set held = null
-    where q.ctid = any (array(
-        select h.ctid from queues h where h.held is not null and h.held < v_xmin
-          and (h.queue_name = any (queue_names) and h.queue_name <> all (coalesce(v_more, '{}'))
-               or right(h.queue_name, 1) = '*' and left(h.queue_name, -1) = any (families)
-                  and not exists (select from unnest(v_more) m(name)
-                                  where starts_with(m.name, left(h.queue_name, -1))))
-        for update skip locked));
+    delete from held_settings h
+    where h.seen_by > '0' and h.seen_by < v_xmin
+      and (h.queue_name = any (queue_names) and h.queue_name <> all (coalesce(v_more, '{}'))
+           or right(h.queue_name, 1) = '*' and left(h.queue_name, -1) = any (families)
+              and not exists (select from unnest(v_more) m(name)
+                              where starts_with(m.name, left(h.queue_name, -1))));
     insert into promotion_requests (lane) select 'queue:' || m.name from unnest(v_more) m(name);
     perform _ask_later(
-        array_agg(case when h.family then 'family:' || rtrim(h.queue_name, '*')
+        array_agg(case when h.family then 'family:' || left(h.queue_name, -1)
                        else 'queue:' || h.queue_name end),
         array_agg(v_now + interval '0.25 s'
                   + case when h.family then interval '1 ms' * least(cardinality(queue_names), 5000)
                          else interval '0' end))
-    from (select q.queue_name, right(q.queue_name, 1) = '*' as family from queues q
-          where q.held is not null limit 1000) h;
+    from (select distinct s.queue_name, right(s.queue_name, 1) = '*' as family from held_settings s
+          limit 1000) h;
 end;
 $$;
 
@@ -99,8 +97,8 @@ begin
             v_now)
     on conflict (queue_name) do update
     set concurrency = excluded.concurrency, inherits = false, updated_at = excluded.updated_at,
-        changed = excluded.changed, held = excluded.held, rate_limit = excluded.rate_limit,
-        rate_period = excluded.rate_period, fair = excluded.fair;
+        changed = excluded.changed, rate_limit = excluded.rate_limit, rate_period = excluded.rate_period,
+        fair = excluded.fair;
     perform _queue_changed(set_queue.queue_name);
 end;
 $$;
@@ -152,7 +150,7 @@ begin
     insert into queues as q (queue_name, paused, inherits, updated_at)
     values (pause_queue.queue_name, true, true, v_now)
     on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at,
-        changed = excluded.changed, held = excluded.held;
+        changed = excluded.changed;
     perform _queue_changed(pause_queue.queue_name);
 end;
 $$;
@@ -175,7 +173,7 @@ begin
     -- is serial. Such a row that comes between these two statements is of a later pause.
     delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;
     v_paused := found;
-    update queues q set paused = false, updated_at = v_now, changed = pg_current_xact_id(), held = '0'
+    update queues q set paused = false, updated_at = v_now, changed = pg_current_xact_id()
     where q.queue_name = resume_queue.queue_name and q.paused and not q.inherits;
     if v_paused or found then
         perform _queue_changed(resume_queue.queue_name);
@@ -186,11 +184,12 @@ comment on function resume_queue(text) is
     'Lets the jobs of a queue or family that pause_queue has paused start again, up to its limit at once. '
     'A queue whose family is paused, too, stays paused. Errors: PW001.';
 
--- Asks for a look at all queues of this name or family.
+-- Holds what all queues of this name or family have let in, and asks for a look at them.
 create or replace function _queue_changed(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
 begin
+    insert into held_settings (queue_name) values (queue_name) on conflict do nothing;
     insert into promotion_requests (lane)
     values (case when right(queue_name, 1) = '*' then 'family:' || left(queue_name, -1)
                  else 'queue:' || queue_name end);

@@ -4,7 +4,8 @@
 -- between this statement and its commit has had its request answered with "no room".
 
 -- Hands on the places of jobs that have just left `running`: those of heads, and those in queues, each with
--- the slot that it had. Returns how many jobs became available to claims.
+-- the slot that it had. Returns how many jobs became available to claims, or are to be looked for soon: those
+-- that are due later or locked. Then workers are to be notified.
 create or replace function _hand_on(sequences text[], queues text[], slots xid8[]) returns integer
     language plpgsql set search_path from current
 as $$
@@ -18,11 +19,11 @@ begin
         insert into promotion_requests (lane)
         select 'sequence:' || s.key from unnest(sequences) s(key)
         union select 'queue:' || q.name from unnest(queues) q(name);
-        return 0;
+        return 1;
     end if;
     if sequences <> '{}' then
         v_next := _open_sequences(sequences, null);
-        v_opened := v_next.opened;
+        v_opened := v_next.opened + v_next.later;
         insert into promotion_requests (lane)
         select 'sequence:' || s.key from unnest(sequences) s(key)
         where s.key <> all (coalesce(v_next.handed, '{}'))
@@ -46,6 +47,7 @@ declare
     v_now timestamptz := clock();
     v_limited boolean := true; -- as every queue is that was never set
     v_hands boolean := true;
+    v_locked integer;
 begin
     if cardinality(queues) > 1 then
         return _hand_on_many(queues, slots);
@@ -62,9 +64,12 @@ begin
         end if;
     end if;
     if v_limited then
-        insert into promotion_requests (lane) values ('queue:' || queues[1]);
+        insert into promotion_requests (lane) values ('queue:' || queues[1])
+        returning (select 1 from live_jobs p
+                   where v_hands and p.queue_name = queues[1] and p.parked = 'queue'
+                   order by p.queue_name, p.priority, p.run_at, p.id limit 1) into v_locked;
     end if;
-    return 0;
+    return coalesce(v_locked, 0);
 end;
 $$;
 
@@ -98,12 +103,17 @@ begin
                   order by j.queue_name, j.priority, j.run_at, j.id limit l.jobs for update skip locked) p
               where l.hands offset 0) n
         where j.ctid = n.tid returning j.queue_name),
-    asked as (
-        insert into promotion_requests (lane)
-        select 'queue:' || l.name from lane l
-        group by l.name
-        having sum(l.jobs) > (select count(*) from handed h where h.queue_name = l.name))
-    select count(*) into v_opened from handed;
+    left_over as materialized (
+        select l.name, bool_or(l.hands) as hands, (
+            select count(*) from handed h where h.queue_name = l.name) as handed
+        from lane l group by l.name
+        having sum(l.jobs) > (select count(*) from handed h where h.queue_name = l.name)),
+    asked as (insert into promotion_requests (lane) select 'queue:' || l.name from left_over l)
+    select (select count(*) from handed) + count(*) into v_opened
+    from left_over l
+    where l.hands and (
+        select true from live_jobs j where j.queue_name = l.name and j.parked = 'queue'
+        order by j.queue_name, j.priority, j.run_at, j.id offset l.handed limit 1);
     return v_opened;
 end;
 $$;

@@ -236,9 +236,6 @@ create table queues (
     updated_at timestamptz,
     inherits boolean not null default false,    -- paused, never configured: its family's concurrency counts
     changed xid8 not null default pg_current_xact_id(), -- the version of these settings
-    -- Not null: transactions that have not seen this version may be open. 0, or the transaction from which
-    -- on all have seen it (gate/settings).
-    held xid8 default '0',
     -- In no window of rate_period, a time in seconds, start more than rate_limit jobs: limits/rates.
     rate_limit integer constraint queues_rate_limit check (rate_limit >= 1),
     rate_period interval,
@@ -248,7 +245,15 @@ create table queues (
 create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
 -- Families that are paused: each queue looks for one.
 create index queues_paused_family on queues (queue_name) where paused and right(queue_name, 1) = '*';
-create index queues_held on queues (queue_name) where held is not null;
+
+-- The versions of settings that some open transactions may not have seen (gate/settings). A table of its own,
+-- which passes of the gate change, so that no setting waits for a pass.
+create table held_settings (
+    queue_name text collate "C" not null,
+    changed xid8 not null default pg_current_xact_id(),
+    seen_by xid8 not null default '0',          -- 0, or the transaction from which on all have seen it
+    primary key (changed, queue_name)
+);
 
 -- The starts of queues with a rate (gate/rates). A claim writes one row for the jobs of a queue that it
 -- starts. A pass of the gate adds them up: `total` is the number of all starts up to this row.

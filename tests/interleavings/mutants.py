@@ -79,7 +79,7 @@ def alone(it: Stage, verb: str, start: str) -> Alone:
     run = play([it.actor(0, verb, "rc", "commit")], it.steps, 0, (), lambda run: None)
     rows: set[tuple[str, Any]] = set()
     for _, table, old, new in (change for entry in run.trace for change in entry.changes):
-        if table not in ("promotion_requests", "late_arrivals", "claims", "audit_log"):
+        if table not in ("promotion_requests", "claims", "audit_log"):
             row = old or new
             rows |= {(table, row[name]) for name in ("job_key", "unique_key", "queue_name") if row.get(name)}
             if row.get("id", 11) <= 10:  # else it is new

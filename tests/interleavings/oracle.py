@@ -29,7 +29,7 @@ from tests.interleavings.verbs import VERBS, Verb
 # Rows without their times and ids: a job is known by who added it.
 JOB = """
     to_jsonb(j) - '{id,ready_at,due_at,run,run_at,created_at,updated_at,claimed_at,started_at,
-                     cancel_requested_at,finished_at,expires_at,unique_key,payload,parked,has_slot,
+                     cancel_requested_at,finished_at,expires_at,unique_key,payload,parked,slot,pace,turn,
                      wait_until,waits_since,waits_run}'::text[]
     || jsonb_build_object(
         'job', coalesce(j.meta ->> 'by', j.id::text), 'payload', j.payload::text, 'run', least(j.run, 2),
@@ -69,28 +69,32 @@ STATE = f"""
             select distinct on (s.job_id, s.name) jsonb_build_array(s.job_id, s.name, s.payload) r
             from pyworker.signals s order by s.job_id, s.name, s.id) x),
         'queues', (select jsonb_agg(x.r order by x.r) from (
-            select to_jsonb(q) - '{{updated_at,changed}}'::text[] r from pyworker.queues q) x),
+            select to_jsonb(q) - '{{updated_at,changed,held}}'::text[] r from pyworker.queues q) x),
         'unique', (select count(*) from pyworker.unique_keys),
         'schedules', (select jsonb_agg(s.next_at > pyworker.clock()) from pyworker.schedule_entries s))::text
 """
 # The same with what is not yet settled, to know a state again.
 RAW = f"""
     select jsonb_build_object(
-        'state', ({STATE.replace(",parked,has_slot", "")}),
+        'state', ({STATE.replace(",parked,slot", "")}),
         'waits', (select jsonb_agg(x.r order by x.r) from (
             select jsonb_build_array(
                 coalesce(j.meta ->> 'by', j.id::text), j.ready_at is null, j.due_at is null,
+                j.ready_at < pyworker.clock() - interval '1 second', j.slot is null,
+                j.slot = any (array(select q.changed from pyworker.queues q)),
                 rank() over (order by j.id), rank() over (order by j.ready_at)) r
             from pyworker.live_jobs j) x),
         'requests', (select jsonb_agg(x.r order by x.r) from (
             select distinct jsonb_build_array(
-                w.lane, w.after is null, w.changed, coalesce(j.meta ->> 'by', w.job_id::text)) r
+                w.lane, w.at is null, coalesce(j.meta ->> 'by', w.job_id::text)) r
             from pyworker.promotion_requests w left join ({ALL}) j on j.id = w.job_id) x),
         'workers', (select jsonb_agg(to_jsonb(w) - '{{expires_at,started_at,info,last_claim_at}}'::text[]
                                      order by w.id) from pyworker.workers w),
         'starts', (select jsonb_agg(x.r order by x.r) from (
-            select jsonb_build_array(s.queue_name, s.total) r from pyworker.starts s
-            union all select jsonb_build_array(s.queue_name, s.jobs) from pyworker.earlier_starts s) x),
+            select jsonb_build_array(s.queue_name, s.jobs, s.total) r from pyworker.starts s) x),
+        'held', (select jsonb_agg(jsonb_build_array(q.queue_name, q.held = '0') order by 1)
+                 from pyworker.queues q where q.held is not null),
+        'aside', (select jsonb_agg(a.queue_name || a.task_identifier order by 1) from pyworker.set_aside a),
         'claims', (select jsonb_agg(x.r order by x.r) from (
             -- An invariant goes by which changes of queues a claim has seen.
             select jsonb_build_array(c.worker_id, c.job_ids, array(
@@ -98,7 +102,13 @@ RAW = f"""
             from pyworker.claims c) x))::text
 """
 # When nothing is left to run, no request is left either: a worker would come again and again.
-REQUESTS = "select distinct w.lane from pyworker.promotion_requests w where w.after is null order by 1"
+REQUESTS = "select distinct w.lane from pyworker.promotion_requests w where w.at is null order by 1"
+# What another session had locked, or did not take, is looked at again.
+LATER = """
+    with aside as (update pyworker.set_aside set until = pyworker.clock())
+    update pyworker.promotion_requests set at = pyworker.clock()
+    where at < pyworker.clock() + interval '10 seconds'
+"""
 CLAIM = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(2, 50)"
 FINISH = """
     select pyworker.finish_jobs(array_agg(j.id order by j.id), array_agg(j.run order by j.id))
@@ -130,6 +140,7 @@ def drain(conn: Any) -> str:
     """Claims and finishes until nothing moves; returns the state, and the requests that are left."""
     for _ in range(20):
         finished = conn.execute(FINISH).fetchall()
+        conn.execute(LATER)
         conn.execute("select pyworker.promote_jobs()")
         if not conn.execute(CLAIM).fetchall() and not finished:
             break
@@ -146,8 +157,10 @@ def settle(conn: Any, verbs: tuple[str, ...]) -> Outcome:
     conn.execute("select pyworker.sweep_workers(), pyworker.run_schedules()")
     if "maintain" in verbs:
         conn.execute("select pyworker.maintain()")
-    while conn.execute(CLAIM).fetchall():
-        pass
+    for _ in range(20):
+        conn.execute(LATER)
+        if not conn.execute(CLAIM).fetchall():
+            break
     states = [conn.execute(STATE).fetchone()[0], drain(conn)]
     conn.execute(RESUME)
     return Outcome(claimable, json.dumps([*states, drain(conn)]))

@@ -9,29 +9,28 @@ import psycopg
 from tests.interleavings import rewrite
 from tests.interleavings.schedule import Actor, Run, Switches, play
 from tests.interleavings.sessions import Controller, Session
-from tests.interleavings.states import MAKE, MARKED
+from tests.interleavings.states import MAKE, MARKED, SET
 from tests.interleavings.verbs import LEVELS, VERBS
 
 TABLES = [
     "live_jobs", "finished_jobs", "unique_keys", "errors", "promotion_requests", "workers", "claims",
-    "sequence_halts", "queues", "starts", "earlier_starts", "schedule_entries", "edges", "watches", "steps",
-    "signals", "vanished_parents", "late_arrivals", "audit_log",
+    "sequence_halts", "queues", "starts", "set_aside", "schedule_entries", "edges", "watches", "steps",
+    "signals", "vanished_parents", "audit_log",
 ]  # fmt: skip
-REGISTERS = [
-    "listening_until", "not_listening_until", "polling_until", "silent_before", "silent_at", "walks_until",
-    "swept_at", "maintain_at", "due_told_at", "fleet_size", "notifications",
-]  # fmt: skip
+REGISTERS = ["listening_until", "silent_before", "swept_at", "maintain_at", "due_told_at", "waited_until"]
 # Worker 3 listens. In every state worker 2 and 3 are live, and worker 1 unless it is dead.
 RESTORE = """
     create or replace function pyworker_steps.restore_{start}() returns void language plpgsql as $$
     begin
         {deletes}
         {inserts}
+        update pyworker.gate set floor = '0', floor_at = null;
         update pyworker.workers
         set expires_at = pyworker.clock()
                          + case when id = 1 and '{start}' = 'dead' then interval '-1 s' else '20 s' end;
         perform setval('pyworker.job_ids', 10), setval('pyworker.promotion_requests_id_seq', 1000),
             {registers}, setval('pyworker.coordination_used', 0, '{start}' = 'graph'),
+            setval('pyworker.settings_used', 0, {settings}),
             setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 5000),
             setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint);
         if {marked} then
@@ -46,12 +45,6 @@ RESTORE = """
     $$
 """
 
-# Whether workers poll still must not depend on how long a schedule takes.
-POLLING = """
-    create or replace function pyworker._polling_ms(fleet integer) returns integer
-    language sql immutable return 60000
-"""
-
 # A job is known by who added it: its id depends on the schedule.
 LOOK = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(3, 10)"
 
@@ -60,7 +53,6 @@ class Stage:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.conn = psycopg.connect(dsn, autocommit=True)
-        self.conn.execute(POLLING)
         self.steps = rewrite.rewrite(self.conn)
         self.made: set[str] = set()
         self.controller = Controller(dsn)
@@ -75,7 +67,8 @@ class Stage:
         self.conn.execute(f"truncate {names} restart identity; alter sequence pyworker.job_ids restart")
         self.conn.execute("select pyworker.maintain()")
         self.conn.execute(f"create schema keep_{start}")
-        self.conn.execute(sql)
+        for statement in filter(str.strip, sql.split(";")):
+            self.conn.execute(statement)  # each in a transaction of its own: only such let jobs in
         for table in TABLES:
             self.conn.execute(f"create table keep_{start}.{table} as table pyworker.{table}")
         deletes = "\n".join(f"delete from pyworker.{table};" for table in TABLES)
@@ -86,7 +79,12 @@ class Stage:
         registers = ", ".join(f"setval('pyworker.{name}', 0)" for name in REGISTERS)
         self.conn.execute(
             RESTORE.format(
-                start=start, deletes=deletes, inserts=inserts, registers=registers, marked=start in MARKED
+                start=start,
+                deletes=deletes,
+                inserts=inserts,
+                registers=registers,
+                marked=start in MARKED,
+                settings=start in SET,
             )
         )
 

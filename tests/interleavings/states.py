@@ -14,7 +14,8 @@ graph    1 and 2 run on worker 1, 6 on worker 2; 7 depends on the ends of 2 and 
 fresh    nothing is promoted yet. q has two slots, and r is a serial queue with jobs of two kinds: 6 and 7
 slots    1 and 2 run on worker 1, 4 and 6 on worker 2, since q has two slots; nothing waits, but q and s are
          asked for; each row bears the mark of a transaction that was rolled back
-rated    nothing runs; r has a rate of one start, and candidates of two kinds: 7 and 8
+rated    nothing runs; r has a rate of one start, which 7 may use, and has not since an hour; 8 waits, of
+         another kind
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ WAITING, RUNNING, DEAD, ENDED, GRAPH, FRESH, SLOTS, RATED = STARTS = (
 )  # fmt: skip
 # Where no job can be claimed: a worker that listens is idle.
 IDLE = (RUNNING, DEAD, GRAPH, SLOTS)
+# Where queues were set.
+SET = (FRESH, SLOTS, RATED)
 # Where each row bears a mark.
 MARKED = (SLOTS,)
 
@@ -42,7 +45,11 @@ JOBS = """
         meta => '{"by": "tick"}');
     update pyworker.schedule_entries set next_at = date_trunc('year', pyworker.clock());
 """
-PROMOTED = "select pyworker.promote_jobs();"
+# Let in, in the order in which they were added.
+PROMOTED = """
+    select pyworker.promote_jobs();
+    update pyworker.live_jobs set ready_at = run_at where ready_at is not null and state = 'available';
+"""
 DUE = """
     update pyworker.live_jobs set run_at = run_at - interval '2 days 1 hour',
         due_at = run_at - interval '2 days 1 hour'
@@ -89,7 +96,8 @@ TWO_SLOTS = "insert into pyworker.queues (queue_name, concurrency) values ('q', 
 # As if they had been added while their queues were full, and each end since had left a request.
 PARKED = """
     select from pyworker.add_job('u', queue_name => 'r');
-    update pyworker.live_jobs set queue_name = coalesce(queue_name, 'r'), ready_at = null, parked = 'queue'
+    update pyworker.live_jobs set queue_name = coalesce(queue_name, 'r'), ready_at = null,
+        parked = 'queue'
     where id in (4, 6, 7);
     insert into pyworker.promotion_requests (lane) values ('queue:q'), ('queue:r');
 """
@@ -101,8 +109,8 @@ RATE = """
     values ('r', null, 1, '1 hour');
 """
 KINDS = """
-    select from pyworker.add_job('t', queue_name => 'r');
-    select from pyworker.add_job('u', queue_name => 'r');
+    select from pyworker.add_job('t', queue_name => 'r', run_at => pyworker.clock() - interval '1 hour');
+    select from pyworker.add_job('u', queue_name => 'r', run_at => pyworker.clock() - interval '1 hour');
 """
 MAKE = {
     WAITING: JOBS + PROMOTED + DUE,

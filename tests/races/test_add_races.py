@@ -197,7 +197,7 @@ def test_a_job_that_comes_in_between_two_batches_does_not_make_them_deadlock(api
 
 def test_adds_never_wait_for_a_claim_or_a_completion_of_other_jobs(api: Any, actor: Any, worker: int) -> None:
     done, taken = api.add_job("t", queue_name="q", job_key="a"), api.add_job("t", job_key="b")
-    api.claim(worker)
+    assert [job.id for job in api.claim_jobs(worker, 1, None, ["q"])] == [done.id]
     w, v = actor(), actor()
     w.begin()
     assert w.claim(worker).id == taken.id

@@ -17,6 +17,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.support.queues import FORGET_FLOORS, answered
+
 LEVELS = RC, _, _ = ["read committed", "repeatable read", "serializable"]
 T, U = 1, 2  # the jobs that are there, see START
 S = {"key": "s"}
@@ -76,6 +78,7 @@ BEGIN = """
     select from pyworker.add_job('t', '{"n": 1}', unique_policy => '{"keys": ["args"]}');
     select from pyworker.add_job('t', sequence_policy => '{"key": "s"}');
     select pyworker.promote_jobs();
+    update pyworker.live_jobs set ready_at = run_at where ready_at is not null; -- 1 comes before 2
     select from pyworker.add_job('t', queue_name => 'q');
 """
 # Run 1, so that both can speak of it; the next run is the time of its claim, and shown as 2.
@@ -112,6 +115,7 @@ RESTORE = [
 ] + [
     """update pyworker.workers set expires_at = pyworker.clock()
            + case when id = 1 and '{0}' = 'of the dead' then interval '-1 s' else '20 s' end""",
+    "update pyworker.gate set floor = '0'",
     "select setval('pyworker.job_ids', 4), setval('pyworker.promotion_requests_id_seq', 100)",
     "select setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint)",
 ]
@@ -173,13 +177,11 @@ class Stage:
             # The rows that are put back here come in by no function: no session may remember a walk
             # past them.
             if not session.conn.closed:
-                session.rows(
-                    "select set_config('pyworker.walk_' || name, '', false) "
-                    "from unnest('{claim,due,requests}'::text[]) name"
-                )
+                session.rows(FORGET_FLOORS)
         if not self.api.value("select to_regnamespace(quote_ident(%s)) is not null", [start]):
             self.clean()
-            self.api.conn.execute(START[start])
+            for statement in filter(str.strip, START[start].split(";")):
+                self.api.conn.execute(statement)  # each in a transaction of its own: only such let jobs in
             self.api.conn.execute(";".join(['create schema "{0}"', *KEEP]).format(start))
         self.api.conn.execute(
             ";".join([*(f"delete from pyworker.{table}" for table in TABLES), *RESTORE]).format(start)
@@ -189,9 +191,10 @@ class Stage:
         """Where it has come to, once promotions are done, and claimed if that was asked."""
         if {"sweep", "maintain"} & {self.a, self.b}:
             self.api.sweep_workers()
+        answered(self.api)
         if "claim" in (self.a, self.b):
             self.api.claim_jobs(2, 10)
-        self.api.promote_jobs()
+        answered(self.api)
         jobs = sorted(str(tuple(job)) for job in self.api.rows(SHOWN))
         halts = self.api.rows("select sequence_key, waiting, halted_by from pyworker.sequences")
         return json.dumps([results, jobs, [tuple(halt) for halt in halts]], default=str, sort_keys=True)

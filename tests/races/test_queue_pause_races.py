@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.queues import add, claim, finish_all, states
+from tests.support.queues import add, answered, claim, finish_all, states
 from tests.support.sessions import LEVELS
 
 
@@ -17,6 +17,7 @@ def test_a_pause_meets_a_claim_that_is_just_letting_jobs_go(
     api: Any, actor: Any, worker: int, limit: int | None, outcome: str
 ) -> None:
     api.set_queue("q", limit)
+    answered(api)
     ids = add(api, 5)
     w = actor()
     w.begin()
@@ -125,8 +126,7 @@ def test_a_waiting_job_that_another_session_has_locked_holds_up_no_other_and_is_
     api: Any, actor: Any, worker: int, outcome: str, how: str, tasks: str
 ) -> None:
     api.set_queue("q", 2)
-    while api.rows("select from pyworker.promotion_requests"):
-        api.promote_jobs()  # both looks at the change
+    answered(api)
     running = [api.add_job("t", queue_name="q").id for _ in range(2)]
     assert claim(api, worker) == running
     first, second = (api.add_job(task, queue_name="q").id for task in tasks)
@@ -137,6 +137,7 @@ def test_a_waiting_job_that_another_session_has_locked_holds_up_no_other_and_is_
     assert claim(api, worker) == [second]
     assert claim(api, worker) == []
     getattr(a, outcome)()
+    answered(api)
     assert claim(api, worker) == [first]
 
 
@@ -153,6 +154,7 @@ def test_the_next_job_of_a_serial_queue_is_not_forgotten_if_another_session_has_
     api.finish(running)
     assert claim(api, worker) == []
     getattr(a, outcome)()
+    answered(api)
     assert claim(api, worker) == [following]
 
 

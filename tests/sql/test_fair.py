@@ -35,7 +35,7 @@ def test_one_job_of_each_other_queue_starts_before_the_second_one_of_a_large_que
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 100])
-def test_beside_20000_jobs_of_one_tenant_each_of_200_others_starts_its_job_within_250_starts(
+def test_beside_20000_jobs_of_one_tenant_each_of_200_others_starts_its_job_within_410_starts(
     api: Any, worker: int, most: int
 ) -> None:
     api.set_queue("t:*", None, fair=True)
@@ -43,21 +43,32 @@ def test_beside_20000_jobs_of_one_tenant_each_of_200_others_starts_its_job_withi
     api.rows(
         f"select count(*) from pyworker.add_jobs((select jsonb_agg({spec}) from generate_series(1, 20000)))"
     )
+    served(api, worker, most, 50)
     for n in range(200):
         add(api, 1, f"t:{n}")
-    first = served(api, worker, most, 250)[:250]
+    first = served(api, worker, most, 410)[:410]
     assert len({queue for queue in first if queue != "t:large"}) == 200
 
 
 @pytest.mark.parametrize("most", [1, 10, 100])
-def test_a_job_that_comes_while_a_large_queue_is_served_waits_for_one_round(
+def test_a_job_that_comes_while_a_large_queue_is_alone_waits_for_a_hundred_of_its_jobs_at_most(
     api: Any, worker: int, most: int
 ) -> None:
+    """So many are let in, so that each claim is filled."""
     api.set_queue("t:*", None, fair=True)
     add(api, 600, "t:large")
     served(api, worker, most, 200)
     add(api, 1, "t:new")
-    assert "t:new" in served(api, worker, most, 3)[:2]
+    assert "t:new" in served(api, worker, most, 102)[:101]
+
+
+def test_among_twenty_queues_a_job_that_comes_waits_for_one_round(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    for n in range(20):
+        add(api, 30, f"t:{n}")
+    served(api, worker, 1, 200)
+    add(api, 1, "t:new")
+    assert "t:new" in served(api, worker, 1, 22)
 
 
 def test_queues_share_equally_however_many_jobs_each_has(api: Any, worker: int) -> None:
@@ -123,33 +134,6 @@ def test_within_a_queue_the_order_stays_priority_run_at_id(api: Any, worker: int
     assert order == high + low
 
 
-def test_a_job_with_an_earlier_run_at_takes_the_turn_of_its_queue(api: Any, worker: int) -> None:
-    api.set_queue("t:*", None, fair=True)
-    run_at = api.at("-1 hours")
-    ids = []
-    for queue, named in (("t:a", {}), ("t:b", {}), ("t:a", {"run_at": run_at})):
-        ids.append(api.add_job("t", queue_name=queue, **named).id)
-        api.promote_jobs()
-    later, other, earlier = ids
-    assert [job.id for _ in range(3) for job in api.claim_jobs(worker, 1)] == [earlier, other, later]
-
-
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_candidate_that_another_session_has_locked_holds_up_no_earlier_job(
-    api: Any, worker: int, actor: Any, end: str
-) -> None:
-    api.set_queue("t:*", None, fair=True)
-    later = api.add_job("t", queue_name="t:a").id
-    api.promote_jobs()
-    other = actor()
-    other.begin()
-    other.rows("select from pyworker.live_jobs where id = %s for update", [later])
-    earlier = api.add_job("t", queue_name="t:a", run_at=api.at("-1 hours")).id
-    assert [job.id for job in api.claim_jobs(worker, 2)] == [earlier]
-    getattr(other, end)()
-    assert [job.id for job in api.claim_jobs(worker, 2)] == [later]
-
-
 def test_a_queue_with_limits_of_its_own_takes_no_turns(api: Any, worker: int) -> None:
     api.set_queue("t:*", None, fair=True)
     api.set_queue("t:own", None)
@@ -160,12 +144,14 @@ def test_a_queue_with_limits_of_its_own_takes_no_turns(api: Any, worker: int) ->
 
 def test_turns_end_with_the_setting(api: Any, worker: int) -> None:
     api.set_queue("t:*", None, fair=True)
-    add(api, 20, "t:a")
-    add(api, 20, "t:b")
+    for queue in "ab":
+        add(api, 20, f"t:{queue}")
     served(api, worker, 1, 4)
     api.set_queue("t:*", None)
-    last = served(api, worker, 1)
-    assert last[2:12] == ["t:a"] * 10
+    assert len(api.claim_jobs(worker, 100)) == 36
+    for queue in "ab":
+        add(api, 10, f"t:{queue}")
+    assert served(api, worker, 1) == ["t:a"] * 10 + ["t:b"] * 10
 
 
 def test_turns_and_a_rate_hold_both(api: Any, worker: int, clock: Any) -> None:
@@ -202,18 +188,20 @@ def test_a_queue_that_its_rate_or_limit_holds_back_leaves_its_turns_to_the_other
     assert Counter(job.queue_name for job in api.claim_jobs(worker, 20)) == {"u:b": 10, "u:c": 10}
 
 
-def test_a_session_that_holds_a_queue_holds_up_no_other_one(api: Any, worker: int, actor: Any) -> None:
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_claim_that_is_open_holds_up_no_other_job_that_has_its_turn(
+    api: Any, worker: int, actor: Any, end: str
+) -> None:
     api.set_queue("t:*", None, fair=True)
     for queue in "abc":
         add(api, 3, f"t:{queue}")
-    for _ in range(3):  # also what set_queue has left, which takes all these lanes
-        api.promote_jobs()
+    api.promote_jobs()
     other = actor()
     other.begin()
     assert [job.queue_name for job in other.claim_jobs(worker, 1)] == ["t:a"]
-    assert served(api, api.register_worker(), 10) == ["t:b", "t:c"] * 3
-    other.rollback()
-    assert served(api, worker, 10) == ["t:a"] * 3
+    assert Counter(served(api, api.register_worker(), 10)) == {"t:a": 2, "t:b": 3, "t:c": 3}
+    getattr(other, end)()
+    assert served(api, worker, 10) == ["t:a"] * (end == "rollback")
 
 
 def test_where_turns_end_a_queue_is_in_its_own_order_again(api: Any, worker: int) -> None:
@@ -225,25 +213,9 @@ def test_where_turns_end_a_queue_is_in_its_own_order_again(api: Any, worker: int
     assert [api.claim_jobs(worker, 1)[0].id for _ in jobs] == jobs
 
 
-@pytest.mark.parametrize("tasks", [None, ["a"]])
-def test_a_queue_with_several_kinds_takes_no_turns_ahead(
-    api: Any, worker: int, tasks: list[str] | None
-) -> None:
-    api.set_queue("t:*", None, fair=True)
-    while api.rows("select from pyworker.promotion_requests"):
-        api.promote_jobs()
-    for task in "abc":
-        api.add_jobs([{"identifier": task, "queue_name": "t:large"}] * 150)
-    assert len(api.claim_jobs(worker, 100, tasks)) == 100
-    for task in "ab":
-        api.add_job(task, queue_name="t:late")
-        first = [api.claim_jobs(worker, 1, [task])[0].queue_name for _ in range(4)]
-        assert "t:late" in first, first
-
-
 @pytest.mark.parametrize("before", [None, 300])
 @pytest.mark.parametrize("most", [1, 20])
-def test_turns_begin_for_jobs_that_were_candidates_before(
+def test_turns_begin_for_jobs_that_were_let_in_before(
     api: Any, worker: int, before: int | None, most: int
 ) -> None:
     api.set_queue("t:*", before)
@@ -259,8 +231,8 @@ def test_turns_begin_for_jobs_that_were_candidates_before(
 
 
 @pytest.mark.slow
-def test_turns_begin_for_thousands_of_jobs_that_were_candidates_before(api: Any, worker: int) -> None:
-    """Each claim parks a thousand of them. A candidate keeps its turn when settings change again."""
+def test_turns_begin_for_thousands_of_jobs_that_were_let_in_before(api: Any, worker: int) -> None:
+    """Each claim parks a thousand of them."""
     api.set_queue("t:*", None)
     add(api, 4500, "t:large")
     api.promote_jobs()

@@ -327,16 +327,16 @@ def test_no_setting_of_the_caller_changes_what_a_call_does(
     )
     a.add_jobs([{"identifier": "slow", "queue_name": "q", "run_at": "2001-02-03 04:05:06+00"}] * 2)
     jobs = a.claim_jobs(worker, 10)
-    assert [job.task_identifier for job in jobs] == ["slow", "t", "t"]
-    a.fail(jobs[0])
-    a.finish_jobs([jobs[1].id], [jobs[1].run])
-    a.release_jobs([jobs[2].id], [jobs[2].run])
+    assert [job.task_identifier for job in jobs] == ["t", "t", "slow"]
+    a.fail(jobs[2])
+    a.finish_jobs([jobs[0].id], [jobs[0].run])
+    a.release_jobs([jobs[1].id], [jobs[1].run])
     slow = a.claim(worker, "slow")
     a.snooze_job(slow.id, slow.run, "1 hour 30 min")
     a.maintain()
-    assert 26 * 3600 - 60 < (api.get_job(jobs[0].id).run_at - api.at()).total_seconds() <= 26 * 3600
-    assert a.cancel_job(jobs[2].id).state == "cancelled"
-    assert a.retry_job(jobs[1].id).state == "available"
+    assert 26 * 3600 - 60 < (api.get_job(jobs[2].id).run_at - api.at()).total_seconds() <= 26 * 3600
+    assert a.cancel_job(jobs[1].id).state == "cancelled"
+    assert a.retry_job(jobs[0].id).state == "available"
     for call in (
         "describe_cron('*/5 4,6 * jan mon-fri')",
         "parse_crontab('*/5 4 * * * t ?id=a&fill=1d2h {a: 1}\n@daily u ?jobKey=k')",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 
+from tests.support.notify import calm, look, wait
 from tests.support.notify import heard as heard
-from tests.support.notify import look, wait
+from tests.support.turns import work
 
 NOW_MS = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
+
+
+def listen(api: Any, ms: int = 2000) -> None:
+    """Adds notify for so long."""
+    api.rows(f"select setval('pyworker.listening_until', {NOW_MS} + %s)", [ms])
 
 
 def test_each_transaction_that_adds_while_a_worker_waits_notifies_even_beside_others(
@@ -20,15 +24,16 @@ def test_each_transaction_that_adds_while_a_worker_waits_notifies_even_beside_ot
     """Those that stay open hold back no other's notification; nor does one that is rolled back."""
     others = [actor() for _ in range(6)]
     wait(api, worker)
-    api.rows(f"select setval('pyworker.listening_until', {NOW_MS} + 600000)")  # for minutes, not for seconds
     for other in others:
         other.begin()
         other.add_job("t")
     for _ in range(2):
+        listen(api)
         api.add_job("t")
         assert heard() == [""]
     for other in others[:3]:
         other.rollback()
+    listen(api)
     api.add_job("t")
     assert heard() == [""]
     for other in others[3:]:
@@ -48,9 +53,8 @@ def test_while_a_transaction_is_open_that_saw_no_worker_wait_a_worker_looks_agai
     api.rows("select pg_sleep(0.3)")  # however long it is open
     assert 0.2 < look(api) <= 0.25
     getattr(a, outcome)()
-    assert look(api) == (0.25 if outcome == "commit" else 2)  # it may commit as the worker begins to wait
     assert [found.id for found in api.claim_jobs(worker)] == ([job.id] if outcome == "commit" else [])
-    assert look(api) == 2
+    calm(api)
 
 
 def test_a_worker_that_sees_less_than_is_committed_looks_again_soon(
@@ -85,7 +89,7 @@ def test_a_worker_looks_again_soon_for_a_job_that_a_session_had_locked_and_left_
     getattr(a, outcome)()
     assert look(api) == 0.25
     assert [found.id for found in api.claim_jobs(worker)] == [job.id]
-    assert look(api) == 2
+    calm(api)
 
 
 @pytest.mark.parametrize(
@@ -101,122 +105,26 @@ def test_a_worker_looks_again_soon_for_a_job_that_a_session_had_locked_and_left_
 def test_a_job_that_the_worker_does_not_take_keeps_it_not_awake(
     api: Any, filters: list[Any], soon: bool
 ) -> None:
+    wait(api, api.register_worker())
     api.add_job("t", queue_name="q", flags=["f"])
     api.promote_jobs()
-    assert look(api, *filters) == (0.25 if soon else 2)
+    if soon:
+        assert 0 < look(api, *filters) <= 0.25
+    else:
+        calm(api, *filters)
 
 
-def test_a_transaction_that_began_later_or_in_another_database_keeps_no_worker_awake(
-    api: Any, actor: Any, worker: int, dsn: str
-) -> None:
-    with psycopg.connect(dsn, dbname="postgres") as elsewhere:
-        elsewhere.execute("select pg_current_xact_id()")
-        wait(api, worker)
-        a = actor()
-        a.begin()
-        a.add_job("t")  # notifies with its commit
-        assert look(api) == 2
-
-
-def many(api: Any, worker: int) -> None:
-    """One look that finds many jobs. What begins then lasts a tenth of a second: here, until over()."""
-    api.add_jobs([{"identifier": "t"}] * 20)
-    assert len(api.claim_jobs(worker, 1000)) == 20
-    assert api.value("select last_value from pyworker.polling_until") > 0
-    _poll_until(api, "+ 600000")
-
-
-def over(api: Any) -> None:
-    _poll_until(api, "- 1")
-
-
-def _poll_until(api: Any, now: str) -> None:
-    api.rows(f"select setval('pyworker.polling_until', {NOW_MS} {now})")
-
-
-def test_where_many_jobs_come_in_each_worker_that_waits_looks_every_5_ms_and_adds_are_silent(
-    api: Any, worker: int, heard: Any
-) -> None:
+def test_a_transaction_that_began_later_keeps_no_worker_awake(api: Any, actor: Any, worker: int) -> None:
     wait(api, worker)
-    many(api, worker)
-    assert heard() == ["", ""]  # the add, and the claim: now other workers look, too
-    assert look(api) == 0.005
-    api.add_job("t")
-    assert heard() == []
-    other = api.register_worker()
-    assert api.claim_jobs(other, 10, ["another task"]) == []
-    assert look(api) == 0.005
-    over(api)
-    wait(api, worker)  # it finds that one: no longer many
-    assert look(api) == 2
-    api.add_job("t")
-    assert heard() == [""]
-
-
-def test_an_add_that_was_silent_and_is_long_in_committing_is_looked_for(
-    api: Any, actor: Any, worker: int
-) -> None:
-    wait(api, worker)
-    many(api, worker)
     a = actor()
     a.begin()
-    job = a.add_job("t")
-    over(api)
-    wait(api, worker)
-    assert 0.01 < look(api) <= 0.25
-    a.commit()
-    assert [found.id for found in api.claim_jobs(worker)] == [job.id]
+    a.add_job("t")  # notifies with its commit
+    calm(api)
 
 
-def claiming(worker: int, limit: int, of: int) -> str:
-    """A claim that must find so many jobs, as a statement."""
-    found = f"select count(*) from pyworker.claim_jobs({worker}, {limit})"
-    return f"do $$ begin assert ({found}) = {of}; end $$"
-
-
-@pytest.fixture
-def full(api: Any, actor: Any) -> Callable[[], None]:
-    """A worker's session whose claims come back full."""
-    a, busy = actor(), api.register_worker()
-
-    def full() -> None:
-        a.rows("select pg_sleep(0.002)")  # times are in ms
-        a.rows("set pyworker.notify = off")
-        a.add_job("t")
-        a.rows("reset pyworker.notify")
-        assert len(a.claim_jobs(busy, 1)) == 1
-
-    return full
-
-
-def test_a_claim_that_comes_back_full_leaves_what_comes_to_the_others(
-    api: Any, worker: int, heard: Any, full: Callable[[], None]
-) -> None:
-    wait(api, worker)
-    api.rows("set pyworker.notify = off")
-    api.add_jobs([{"identifier": "t"}] * 4)
-    api.rows("reset pyworker.notify")
-    assert heard() == []
-    full()
-    assert heard() == [""]
-
-
-def test_a_session_that_does_not_notify_disarms_no_worker(
-    api: Any, actor: Any, worker: int, heard: Any
-) -> None:
-    wait(api, worker)
-    a = actor()
-    a.rows("set pyworker.notify = off")
-    for _ in range(3):
-        a.add_job("t")
-        api.rows("select pg_sleep(0.002)")
-        assert len(a.claim_jobs(worker, 1)) == 1
-    api.add_job("t")
-    assert heard() == [""]
-
-
-def test_an_add_that_is_younger_than_the_transaction_of_the_claim_that_begins_to_wait_is_looked_for(
-    api: Any, actor: Any, worker: int
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_an_add_that_is_younger_than_the_transaction_of_the_turn_that_begins_to_wait_is_looked_for(
+    api: Any, actor: Any, worker: int, outcome: str
 ) -> None:
     """A worker reports and claims in one transaction."""
     turn, a = actor(), actor()
@@ -224,93 +132,114 @@ def test_an_add_that_is_younger_than_the_transaction_of_the_claim_that_begins_to
     turn.rows("select pg_current_xact_id()")
     a.begin()
     job = a.add_job("t")  # no worker waits yet
-    assert turn.claim_jobs(worker, 10) == []
+    assert work(turn, worker).again <= 0.25
     turn.commit()
-    assert look(api) <= 0.25
-    a.commit()
-    assert [found.id for found in api.claim_jobs(worker)] == [job.id]
+    for _ in range(3):
+        assert work(api, worker).again <= 0.25
+    getattr(a, outcome)()
+    assert [found.id for found in work(api, worker).jobs] == ([job.id] if outcome == "commit" else [])
 
 
-def test_a_clock_that_was_set_back_keeps_no_claim_in_a_loop(api: Any, worker: int, heard: Any) -> None:
-    api.rows(
-        "select setval('pyworker.not_listening_until', (extract(epoch "
-        "from clock_timestamp()) * 1000)::bigint + 600000)"
-    )
-    wait(api, worker)
-    api.add_job("t")
-    assert heard() == [""]
-
-
-def test_adds_are_silent_once_every_worker_that_waited_was_notified(
-    api: Any, worker: int, heard: Any, full: Callable[[], None]
+def test_an_add_that_is_older_than_others_that_have_ended_since_is_looked_for(
+    api: Any, actor: Any, worker: int
 ) -> None:
-    wait(api, worker)
-    full()
-    assert heard() == [""]
+    """Ids of transactions are given out in order; they end in any."""
+    late, first = actor(), actor()
+    first.begin()
+    first.add_job("t")
+    late.begin()
+    job = late.add_job("t")
+    first.commit()
+    assert len(work(api, worker).jobs) == 1
+    for _ in range(3):
+        api.rows("set pyworker.notify = off")
+        api.add_job("t")
+        api.rows("reset pyworker.notify")
+        assert len(work(api, worker).jobs) == 1
+    while (turn := work(api, worker)).again < 0.25:  # it becomes rarer, and does not end
+        assert turn.jobs == []
+        api.rows("select pg_sleep(%s)", [turn.again])
+    late.commit()
+    assert [found.id for found in work(api, worker).jobs] == [job.id]
+
+
+@pytest.mark.parametrize("left", [-5000, 10, 1000])
+def test_adds_are_loud_until_a_worker_that_waits_looks_again(
+    api: Any, worker: int, heard: Any, left: int
+) -> None:
+    listen(api, left)
+    turn = work(api, worker)
+    assert turn.jobs == []
+    api.rows("select pg_sleep(%s)", [turn.again])
+    work(api, worker)  # after the first turn of all it may have had to come again soon
+    heard()
+    api.rows("select pg_sleep(1)")
     api.add_job("t")
-    assert heard() == [""]  # that notification may have been rolled back
-    full()
+    assert heard() == [""]
+
+
+def test_a_busy_worker_keeps_no_adds_loud(api: Any, worker: int, heard: Any) -> None:
+    """Nothing is switched off: what says that a worker waits becomes out of date."""
+    wait(api, worker)
+    api.add_jobs([{"identifier": "t"}] * 4)
+    heard()
+    listen(api, -1)
+    held: list[Any] = []
+    for _ in range(3):
+        held = work(api, worker, [(job.id, job.run) for job in held], room=1).jobs
+        assert len(held) == 1
+        api.add_job("t")
+    assert heard() == []
+
+
+def test_where_many_jobs_come_in_a_worker_comes_again_in_5_ms_and_keeps_no_adds_loud(
+    api: Any, worker: int, heard: Any
+) -> None:
+    api.add_jobs([{"identifier": "t"}] * 20)
+    turn = work(api, worker, room=1000)
+    assert (len(turn.jobs), turn.again) == (20, 0.005)
     api.add_job("t")
     assert heard() == []
+    assert len(work(api, worker).jobs) == 1  # few: it comes to wait
     wait(api, worker)
     api.add_job("t")
     assert heard() == [""]
 
 
-def test_a_worker_that_waits_again_after_the_notification_is_notified(
-    api: Any, actor: Any, worker: int, heard: Any
+def test_an_add_that_was_silent_beside_many_jobs_and_is_long_in_committing_is_looked_for(
+    api: Any, actor: Any, worker: int
 ) -> None:
-    """All in one message to the server: a full claim a second later would notify again."""
-    a, busy = actor(), api.register_worker()
-    wait(api, worker)
-    full = [
-        "set local pyworker.notify = off; select pyworker.add_job('t')",
-        claiming(busy, 1, of=1),
-        "select pg_sleep(0.002)",  # times are in ms
-    ]
-    steps = [*full, claiming(worker, 1000, of=0), *full, *full, "select pyworker.add_job('t')"]
-    a.rows(";".join(f"begin; {step}; commit" for step in steps))
-    assert heard() == ["", ""]  # of the first full claim, and of the add
-
-
-def test_an_add_that_was_silent_as_no_worker_waited_is_found_by_the_one_that_begins_to_wait(
-    api: Any, actor: Any, worker: int, heard: Any, full: Callable[[], None]
-) -> None:
-    wait(api, worker)
-    full()
-    full()
-    heard()
+    api.add_jobs([{"identifier": "t"}] * 20)
+    work(api, worker, room=1000)
     a = actor()
     a.begin()
     job = a.add_job("t")
     wait(api, worker)
-    assert look(api) <= 0.25
+    assert 0 < look(api) <= 0.25
     a.commit()
-    assert heard() == []
     assert [found.id for found in api.claim_jobs(worker)] == [job.id]
 
 
-def test_a_full_claim_that_is_rolled_back_keeps_no_worker_asleep(
+def test_a_busy_worker_silences_no_adds_for_one_that_waits(
     api: Any, actor: Any, worker: int, heard: Any
 ) -> None:
-    """All in one message to the server: a worker counts as waiting for five seconds only."""
+    busy = api.register_worker()
+    wait(api, worker)
     a = actor()
-    wait(api, worker)
-    api.add_jobs([{"identifier": "t"}] * 3)
-    heard()
-    full = f"select pg_sleep(0.002); {claiming(worker, 1, of=1)};"
-    a.rows(
-        f"select setval('pyworker.listening_until', {NOW_MS} + 5000);"
-        + f"begin; {full} {full} rollback;" * 3
-        + "select pyworker.add_job('t')"
-    )
-    assert heard() == [""]  # of the add, and of no claim
+    a.rows("set pyworker.notify = off")
+    for _ in range(3):
+        a.add_job("t")
+        assert len(a.claim_jobs(busy, 1)) == 1
+    api.add_job("t")
+    assert heard() == [""]
 
 
-def test_no_add_stays_silent_for_a_worker_that_has_stopped_looking(api: Any, worker: int, heard: Any) -> None:
+def test_what_was_written_before_the_clock_was_set_back_keeps_no_adds_loud_and_no_worker_deaf(
+    api: Any, worker: int, heard: Any
+) -> None:
+    listen(api, 600_000)
+    api.add_job("t")
+    assert heard() == []
     wait(api, worker)
-    many(api, worker)
-    heard()
-    over(api)
     api.add_job("t")
     assert heard() == [""]

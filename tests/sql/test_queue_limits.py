@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.queues import add, claim, states
+from tests.support.queues import add, claim, claim_from_the_head, states
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
@@ -42,10 +42,6 @@ def test_set_queue_with_a_name_alone_lifts_the_limit(api: Any, worker: int) -> N
 def test_one_claim_takes_thousands_of_jobs_of_a_queue_without_a_limit(api: Any, worker: int) -> None:
     api.set_queue("q", None)
     ids = add(api, 2500)
-    assert (
-        api.rows("select from pyworker.promotion_requests where after is null and lane = 'queue:q' offset 1")
-        == []
-    )  # only set_queue's own
     assert claim(api, worker, 2400) == ids[:2400]
     last = add(api, 1)
     assert claim(api, worker, 500) == ids[2400:] + last
@@ -106,7 +102,7 @@ def test_back_to_one_the_jobs_that_no_worker_has_claimed_start_one_by_one(
         api.finish(job)
 
 
-def test_of_thousands_of_candidates_one_starts_where_the_limit_was_lowered(api: Any, worker: int) -> None:
+def test_of_thousands_that_were_let_in_one_starts_where_the_limit_was_lowered(api: Any, worker: int) -> None:
     """And another queue's job, behind all of them, in the same claim."""
     api.set_queue("q", None)
     ids = add(api, 2500)
@@ -116,7 +112,7 @@ def test_of_thousands_of_candidates_one_starts_where_the_limit_was_lowered(api: 
     for i in range(3):
         assert claim(api, worker) == []
         api.finish(ids[i])
-        assert claim(api, worker) == [ids[i + 1]]
+        assert [job.id for job in claim_from_the_head(api, worker, 10)] == [ids[i + 1]]
 
 
 def test_from_no_limit_to_a_limit_counts_what_runs(api: Any, worker: int) -> None:
@@ -302,7 +298,7 @@ def test_changing_a_family_lets_the_waiting_jobs_of_all_its_queues_go_on(api: An
     }
 
 
-def test_a_lowered_family_holds_for_candidates_too(api: Any, worker: int) -> None:
+def test_a_lowered_family_holds_for_jobs_that_were_let_in_too(api: Any, worker: int) -> None:
     api.set_queue("c:*", 3)
     for name in ("c:1", "c:2"):
         add(api, 3, name)

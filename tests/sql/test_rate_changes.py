@@ -41,7 +41,7 @@ def test_a_claim_whose_session_is_killed_has_started_nothing(
 def test_a_claim_that_commits_late_counts_from_its_time(
     api: Any, worker: int, actor: Callable[[], Any], clock: Any
 ) -> None:
-    """Meanwhile the queue starts nothing: the open claim may still roll back."""
+    """Meanwhile the queue starts nothing: the claim has let in all that may start."""
     api.set_queue("q", None, 2, "10 seconds")
     ids = add(api, 6)
     other = actor()
@@ -80,7 +80,7 @@ def test_a_lowered_rate_holds_for_each_later_start(api: Any, worker: int, clock:
     assert claim(api, worker) == ids[4:6]
 
 
-def test_candidates_of_a_rate_that_is_lowered_do_not_start(api: Any, worker: int) -> None:
+def test_what_was_let_in_under_a_rate_that_is_lowered_does_not_start(api: Any, worker: int) -> None:
     api.set_queue("q", None, 100, "1 hour")
     ids = add(api, 50)
     api.promote_jobs()
@@ -148,7 +148,7 @@ def test_a_claim_from_a_queue_with_a_rate_waits_for_the_disk(api: Any, worker: i
 
 
 @pytest.mark.parametrize("most", [1, 500])
-def test_a_claim_takes_no_job_of_a_worse_priority_while_better_ones_are_parked(
+def test_a_claim_takes_no_job_of_a_worse_priority_while_better_ones_wait(
     api: Any, worker: int, most: int
 ) -> None:
     api.set_queue("q", None, 2000, "1 hour")
@@ -167,7 +167,6 @@ def test_a_claim_takes_no_job_of_a_worse_priority_while_better_ones_are_parked(
 def test_starts_count_for_their_period_though_the_servers_clock_goes_back(
     api: Any, worker: int, clock: Any
 ) -> None:
-    """The last claim comes to the thousandth start: then old starts are thinned out."""
     api.set_queue("q", None, 1100, "2 days")
     for jobs, later in ((450, {"minutes": 1}), (450, {"days": 2}), (50, {"hours": -1}), (60, {})):
         add(api, jobs)
@@ -193,3 +192,82 @@ def test_the_last_start_of_one_queue_moves_no_start_of_another_though_the_clock_
     ids += add(api, 1)
     clock.advance(minutes=2)
     assert [job.id for job in claim_from_the_head(api, worker, 10)] == ids[1:]
+
+
+# A rate after a time without one ------------------------------------------------------------------------
+
+USED = "select rate_used from pyworker.list_queues() where queue_name = 'q'"
+FREE = "select rate_free_at - pyworker.clock() from pyworker.list_queues() where queue_name = 'q'"
+
+
+def test_starts_from_before_the_first_rate_do_not_count_and_those_under_an_earlier_rate_do(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", None)
+    ids = add(api, 20)
+    assert claim(api, worker, 3) == ids[:3]
+    for limit, more in ((2, 2), (None, 4), (5, 3)):
+        api.set_queue("q", None, *((limit, "1 hour") if limit else ()))
+        assert len(claim(api, worker, 4 if limit is None else 100)) == more, limit
+        clock.advance(seconds=1)
+    assert api.value(USED) == 5
+    for period, used in (("1 minute", 5), ("1 second", 0), ("1 hour", 5)):
+        api.set_queue("q", None)
+        api.set_queue("q", None, 9, period)
+        assert api.value(USED) == used, period
+
+
+def test_a_full_queue_tells_when_enough_of_its_starts_have_left_the_window(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.rows("update pyworker.workers set expires_at = 'infinity'")
+    api.set_queue("q", None, 99, "1 hour")
+    add(api, 99)
+    for jobs in (1, 2, 3, 2):
+        assert len(claim(api, worker, jobs)) == jobs
+        clock.advance(minutes=10)
+    for limit, minutes in ((8, 20), (7, 30), (6, 30), (5, 40), (3, 40), (2, 50), (1, 50)):
+        api.set_queue("q", None, limit, "1 hour")
+        api.promote_jobs()
+        assert timedelta(0) <= timedelta(minutes=minutes) - api.value(FREE) < timedelta(minutes=1), limit
+
+
+def test_a_claim_under_an_old_rate_that_commits_late_counts_for_the_next_rate(
+    api: Any, worker: int, actor: Callable[[], Any], clock: Any
+) -> None:
+    api.rows("update pyworker.workers set expires_at = 'infinity'")
+    api.set_queue("q", None, 5, "1 hour")
+    add(api, 9)
+    other = actor()
+    other.begin()
+    assert len(claim(other, worker)) == 5
+    api.set_queue("q", None)
+    clock.advance(minutes=30)
+    api.set_queue("q", None, 6, "1 hour")
+    other.commit()
+    assert len(claim(api, worker)) == 1
+    clock.advance(minutes=29)
+    assert claim(api, worker) == []
+    clock.advance(minutes=1)
+    assert len(claim(api, worker)) == 3
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_calls_that_are_open_together_wait_for_nothing_and_hold_up_no_claim(
+    api: Any, worker: int, actor: Callable[[], Any], end: str
+) -> None:
+    """The queues of one come in another order than those of the other."""
+    for queue in ("k:1", "k:2"):
+        api.set_queue(queue, None)
+        add(api, 3, queue)
+    one, two = actor(), actor()
+    for session in (one, two):
+        session.begin()
+    one.set_queue("k:2", None, 1, "1 hour")
+    two.set_queue("k:*", None, 1, "1 hour")
+    one.set_queue("k:3", None, 1, "1 hour")
+    two.pause_queue("k:1")
+    assert len(claim(api, worker, 2)) == 2
+    two.commit()
+    getattr(one, end)()
+    assert len(claim(api, worker)) == (1 if end == "commit" else 3)

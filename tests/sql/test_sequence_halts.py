@@ -122,6 +122,7 @@ def test_with_its_continue_flag_the_sequence_goes_on(api: Any, clock: Any, how: 
         api.configure(discarded_retention="0", cancelled_retention="0")
     head, *rest = add(api, 3, max_attempts=1, policy={f"continue_on_{ENDS[how][1]}": True})
     end(api, clock, how)
+    api.promote_jobs()
     assert api.rows("select from pyworker.sequence_halts") == []
     assert [api.get_job(job.id).state for job in rest] == ["available", "pending"]
     assert head.id not in drain(api, api.register_worker())

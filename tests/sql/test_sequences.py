@@ -94,7 +94,8 @@ def test_a_follow_up_can_be_claimed_in_the_same_transaction(api: Any, worker: in
             assert api.claim(worker).id == job.id
             api.finish(job.id)
         new = add(api, 1)[0]
-        assert api.claim(worker).id == new.id
+        assert api.claim(worker) is None, "the first of an idle sequence is let in after the commit"
+    assert api.claim(worker).id == new.id
 
 
 def test_a_follow_up_that_the_running_job_adds_starts_right_after_it(api: Any, worker: int) -> None:

@@ -33,7 +33,8 @@ def test_a_turn_of_one_job_executes_few_statements(api: Any, worker: int, watche
     watched(lambda session: session.rows(TIDIED))
     executed = list[int]()
     for _ in range(12):  # some look for due jobs and for what is left over, too
-        executed.append(len(watched(turn)))
+        # Those without a text look at the clock that tests can move: an installation has none.
+        executed.append(len([plan for plan in watched(turn) if plan["Query Text"]]))
         assert len(held) == (options is not None)
     assert 1 < median(executed) <= most, executed
 

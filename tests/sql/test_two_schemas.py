@@ -21,18 +21,19 @@ def both(fresh: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     return fresh
 
 
-def test_a_full_claim_wakes_the_workers_of_its_schema_after_one_in_the_other(
+def test_an_add_wakes_the_workers_of_its_schema_after_one_in_the_other(
     both: psycopg.Connection[Any], fresh_dsn: str
 ) -> None:
     with psycopg.connect(fresh_dsn, autocommit=True) as listener:
         for schema in SCHEMAS:
             listener.execute(f"listen {schema}")
-            listener.execute(f"select from {schema}.claim_jobs(2)")
-            both.execute("set pyworker.notify = off")  # the add does not wake the other worker
-            both.execute(f"select {schema}.add_job('t')")
-            both.execute("reset pyworker.notify")
-            assert both.execute(f"select id from {schema}.claim_jobs(1, 1)").fetchall() == [(1,)]
-            assert next(listener.notifies(timeout=DEADLINE)).channel == schema
+            listener.execute(f"select from {schema}.claim_jobs(2, 9)")  # it waits from now on
+            for other in SCHEMAS:
+                if other != schema:
+                    both.execute(f"select setval('{other}.listening_until', 1)")  # none waits there
+                both.execute(f"select {other}.add_job('t')")
+            heard = listener.notifies(timeout=DEADLINE, stop_after=1)
+            assert [notification.channel for notification in heard] == [schema]
 
 
 def test_the_claims_of_a_worker_are_tidied_after_those_of_its_namesake_in_the_other(

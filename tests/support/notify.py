@@ -29,16 +29,30 @@ def heard(api: Any, actor: Any) -> Callable[[], list[str]]:
 
 
 def wait(api: Any, worker: int) -> None:
-    """A claim that comes back short: this worker will wait for a notification."""
-    assert len(api.claim_jobs(worker, 1000)) < 1000
+    """Claims until this worker will wait for a notification: one that did anything comes again in 5 ms."""
+    for _ in range(1000):
+        if not api.claim_jobs(worker, 1000) and look(api) > 0.005:
+            return
+    raise AssertionError("this worker never waits")
 
 
 def look(api: Any, *filters: Any) -> float:
     """Seconds after which a worker that waits looks again, notified or not."""
     # Rows of other tests may have made a walk dear: not what is asked for here.
     api.rows(
-        "select set_config('pyworker.walk_' || name, '', false) "
-        "from unnest('{claim,due,requests}'::text[]) name"
+        "select set_config('pyworker.floor_' || name, '', false) from unnest('{ready,due}'::text[]) name"
     )
     due = api.seconds_until_due(*filters)
     return 2.0 if due is None else due
+
+
+def calm(api: Any, *filters: Any) -> None:
+    """Nothing brings a worker that waits before its time.
+
+    Other tests use the server, too: while a transaction of theirs is open, a worker looks more often.
+    """
+    for _ in range(300):
+        if look(api, *filters) == 2:
+            return
+        api.rows("select pg_sleep(0.1)")
+    raise AssertionError(f"a worker looks again after {look(api, *filters)} s")

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+from tests.support import DEADLINE
+
+FORGET_FLOORS = (
+    "select set_config('pyworker.floor_' || name, '', false) from unnest('{ready,due}'::text[]) name"
+)
 
 
 def add(api: Any, count: int, queue: str = "q", **named: Any) -> list[int]:
@@ -30,6 +37,28 @@ def finish_all(api: Any, worker: int) -> list[int]:
 
 def claim_from_the_head(api: Any, worker: int, most: int) -> list[Any]:
     """As a session claims that remembers no walk. This one would walk from the head in two seconds."""
-    names = "unnest('{claim,due,requests}'::text[]) name"
-    api.rows(f"select set_config('pyworker.walk_' || name, '', false) from {names}")
+    api.rows(FORGET_FLOORS)
     return api.claim_jobs(worker, most)
+
+
+SOON = "select from pyworker.promotion_requests where at is null or at < pyworker.clock() + interval '0.3 s'"
+
+
+def answered(api: Any) -> None:
+    """Answers requests until none is left: a job that another session had locked is looked at again within
+    0.25 s."""
+    until = time.monotonic() + DEADLINE
+    while api.rows(SOON):
+        api.promote_jobs()
+        assert time.monotonic() < until, "a request cannot be answered"
+
+
+def named(api: Any, *identifiers: str, queue: str = "q", **more: Any) -> list[int]:
+    """Jobs of these tasks, added one by one."""
+    return [api.add_job(identifier, queue_name=queue, **more).id for identifier in identifiers]
+
+
+def busy(session: Any) -> None:
+    """Opens a transaction that has written something: its claims let in nothing, and take what may run."""
+    session.begin()
+    session.value("select pg_current_xact_id()::text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,18 @@ def turn_of(rows: list[Any]) -> Turn:
 
 def work(api: Any, *args: Any, **named: Any) -> Turn:
     return turn_of(api.rows(WORK, arguments(*args, **named)))
+
+
+def turn_when(right: Callable[[Turn], bool], api: Any, worker: Any, done: Any = (), **named: Any) -> Turn:
+    """Turns, each when the one before has asked for it, until one is right. The first reports `done`."""
+    turn = work(api, worker, done, **named)
+    for _ in range(200):
+        if right(turn):
+            return turn
+        assert turn.again <= 0.25, "it comes again soon"
+        api.rows("select pg_sleep(%s)", [turn.again])
+        turn = work(api, worker, **named)
+    raise AssertionError(f"no turn was right; the last one: {turn}")
 
 
 def later(actor: Any, *args: Any, **named: Any) -> Future[Any]:

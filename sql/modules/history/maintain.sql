@@ -87,7 +87,7 @@ declare
 begin
     update promotion_requests r set xid = '0' where r.xid > v_far::text::xid8;
     update gate g set floor = '0' where g.floor > v_far::text::xid8;
-    update queues q set held = '0' where q.held > v_far::text::xid8;
+    update held_settings h set seen_by = '0' where h.seen_by > v_far::text::xid8;
     perform setval('silent_before', v_far - 100000) from silent_before s where s.last_value > v_far;
 end;
 $$;

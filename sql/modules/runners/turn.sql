@@ -57,6 +57,7 @@ as $$
 declare
     v_may_open constant boolean := _may_open();
     v_due_from timestamptz := _floor_of_due();
+    v_floor record := _claim_floor(worker_id, task_identifiers, queue_names, forbidden_flags);
     v_settled record;
     v_look record;
     v_looks boolean := true;
@@ -87,7 +88,7 @@ begin
             continue; -- what is left?
         end if;
         return query select c.* from _claim(
-            worker_id, v_left, task_identifiers, queue_names, forbidden_flags) c;
+            worker_id, v_left, task_identifiers, queue_names, forbidden_flags, v_floor) c;
         get diagnostics v_n = row_count;
         v_left := v_left - v_n;
         exit when v_left = 0 or max_jobs - v_left >= 4 or not _start_listening();
@@ -103,7 +104,7 @@ begin
                        when max_jobs - v_left >= 4 then 0.005
                        else _again_in(
                            v_look.asked, least(v_look.timer, v_look.due_at),
-                           _left_behind(task_identifiers, queue_names, forbidden_flags)) end;
+                           _left_behind(task_identifiers, queue_names, forbidden_flags, v_floor)) end;
     return next;
 end;
 $$;
