@@ -9,7 +9,7 @@ _ALL = 10_000_000
 
 ALLOWED: list[tuple[str, str, int, str]] = [
     ("doctor", "", _ALL, "it checks what must always hold, in up to 250,000 rows of each table"),
-    ("problems", "", 8 * _FEW, "it reads some 100,000 rows at most"),
+    ("problems", "", 10 * _FEW, "it reads some 100,000 rows at most"),
     ("metrics", "", 8 * _FEW, "it counts up to max_rows of a kind"),
     ("overview", "", 8 * _FEW, "it counts jobs, as count_jobs does"),
     ("count_jobs", "", 8 * _FEW, "it counts up to 10,000 jobs of a kind"),
@@ -49,8 +49,11 @@ ALLOWED: list[tuple[str, str, int, str]] = [
     # Under an old snapshot.
     *((verb, crowd, 4500, "no session remembers a walk along requests of less than half a millisecond")
       for verb in ("work", "claim_jobs", "promote_jobs", "seconds_until_due", "maintain") for crowd in GONE),
-    *((verb, "gone: of many sequences", 2 * _FEW, "walks of less than half a millisecond each")
-      for verb in ("work", "claim_jobs", "seconds_until_due")),
+    # Each of these jobs left a request. In half a millisecond a fast machine passes some 12,000 of them.
+    *((verb, crowd, 12_000 * walks, "no session remembers a walk of less than half a millisecond")
+      for verb, walks in (("work", 5), ("claim_jobs", 5), ("promote_jobs", 1), ("seconds_until_due", 1),
+                          ("maintain", 1))
+      for crowd in ("gone: of many queues", "gone: of many sequences", "gone: that waited for one job")),
     ("dependency_results", "gone: that waited for one job", _FEW, "a plan reads the edges of a parent that"
      " are gone"),
     *(("beat: that sweeps", crowd, 2 * _FEW, "once a second, one session looks from the first ready job")

@@ -137,11 +137,17 @@ GONE: dict[str, str] = {
 
 def make(rows: Any, name: str, n: int) -> None:
     for statement in (CROWDS | GONE)[name].replace("% ", "%% ").split(";"):
+        params = {"n": n, "tag": f"{n}.", "crowd": name}
         if "claim_jobs" in statement:
             settle(rows)
-        rows(statement, {"n": n, "tag": f"{n}.", "crowd": name})
+            while rows(f"{statement} returning id", params):  # one claim takes jobs of some 500 queues
+                settle(rows)
+        else:
+            rows(statement, params)
     if name in GONE:
         rows(CLOSED)
+        left = rows("select from pyworker.live_jobs j where j.task_identifier = %(crowd)s", {"crowd": name})
+        assert len(left) <= (name == "gone: replaced"), f"{len(left)} jobs of the crowd {name} are left"
 
 
 def settle(rows: Any) -> None:

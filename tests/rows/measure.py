@@ -58,6 +58,8 @@ class Place:
             dsn, autocommit=True, row_factory=dict_row, cursor_factory=psycopg.ClientCursor
         )
         self.rows(ALONE)
+        # PostgreSQL marks an index entry as dead only after the commit that ended its row is on disk.
+        self.rows("set synchronous_commit = on")
         self.before_each = ""
         self.old = 0  # the process of a session that holds an old snapshot
 

@@ -41,9 +41,6 @@ SAME: list[Any] = [
     ({"by_args": ["a"]}, {"payload": '{"a": 1, "b": 2}'}, {"payload": '{"b": 3, "a": 1.0}'}, True),
     ({"by_args": ["a"]}, {"payload": '{"a": 1}'}, {"payload": '{"a": "1"}'}, False),
     ({"by_args": ["a", "b"]}, {"payload": '{"a": 1, "b": 2}'}, {"payload": '{"a": 2, "b": 1}'}, False),
-    ({"by_args": ["a"]}, {"payload": "[1]"}, {"payload": "[2]"}, False),
-    ({"by_args": ["a"]}, {"payload": "[1]"}, {"payload": "[1.0]"}, True),
-    ({"by_args": ["a"]}, {"payload": '"a"'}, {"payload": '{"a": 1}'}, False),
     ({"by_args": ["a"]}, {"payload": '{"a": [1, 2]}'}, {"payload": '{"a": [2, 1]}'}, False),
     ({"by_queue": True}, {"queue_name": "a"}, {"queue_name": "b"}, False),
     ({"by_queue": True}, {"queue_name": "default"}, {}, True),
@@ -193,7 +190,7 @@ def test_a_wrong_policy_is_refused_by_member_and_value(api: Any, policy: str, wo
     assert api.rows("select from pyworker.jobs") == []
 
 
-@pytest.mark.parametrize("payload", [None, "{}", '{"b": 1}', '{"A": 1, "b": 1}'])
+@pytest.mark.parametrize("payload", [None, "{}", '{"b": 1}', '{"A": 1, "b": 1}', "[1]", '["a"]', '"a"', "7"])
 def test_a_member_that_the_payload_lacks_is_refused_by_its_name(api: Any, payload: str | None) -> None:
     policy = {"by_args": ["b", "a"]} if payload and '"b"' in payload else {"by_args": ["a"]}
     for named in ({}, {"job_key": "k"}, {"unique_policy": {"keys": ["type"]}}):

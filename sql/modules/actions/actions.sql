@@ -31,7 +31,8 @@ comment on function action_sql(text, text, jsonb) is
     'record in the view audit. Null for an action that does not exist. Errors: PW001.';
 
 create or replace function job_actions(job_id bigint) returns table (action text, statement text)
-    language plpgsql stable security definer set search_path from current
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off
+    set jit = off
 as $$
 declare
     v_job job := get_job(job_id);

@@ -147,6 +147,7 @@ $$;
 -- A worker that does not report which tasks or queues it takes counts as taking all of them.
 create or replace function _check_tasks() returns table (severity text, finding text, fix text)
     language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
     v_now constant timestamptz := clock();
@@ -289,6 +290,7 @@ $$;
 
 create or replace function _check_lost() returns table (severity text, finding text, fix text)
     language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 begin
     return query

@@ -67,7 +67,8 @@ end;
 $$;
 
 create or replace function _check_locks() returns table (severity text, finding text, fix text)
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -81,15 +82,16 @@ begin
                                  filter (where l.pid is not null)),
                     'commit or roll back the prepared transactions: pg_prepared_xacts')
     from _locked_jobs(array(
-        (select j.id from live_jobs j where j.ready_at is not null and j.xmax <> '0' and j.state = 'available'
-         order by j.priority, j.ready_at, j.id limit 10000)
+        select j.id from ( -- each limit counts what is looked at, not what is found
+            (select r.id, r.xmax from live_jobs r where r.ready_at is not null and r.state = 'available'
+             order by r.priority, r.ready_at, r.id limit 10000)
+            union all
+            (select d.id, d.xmax from live_jobs d where d.due_at <= v_now order by d.due_at limit 10000)
+            union all
+            (select q.id, q.xmax from live_jobs q where q.parked = 'queue' limit 10000)) j
+        where j.xmax <> '0'
         union all
-        (select j.id from live_jobs j where j.due_at <= v_now and j.xmax <> '0'
-         order by j.due_at limit 10000)
-        union all
-        (select j.id from live_jobs j where j.parked = 'queue' and j.xmax <> '0' limit 10000)
-        union all
-        (select unnest(_next_of_sequences(10000))))) l
+        select unnest(_next_of_sequences(10000)))) l
     where l.held having count(*) > 0;
 end;
 $$;

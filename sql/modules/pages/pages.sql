@@ -17,7 +17,8 @@ end;
 $$;
 
 create or replace function count_jobs() returns table (state text, jobs bigint, exact boolean)
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -67,7 +68,7 @@ create or replace function list_workers() returns table (
     id bigint, info jsonb, started_at timestamptz, beat_at timestamptz, expires_at timestamptz,
     silent boolean, running bigint, jobs jsonb)
     language plpgsql stable security definer set search_path from current
-    set enable_seqscan = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare

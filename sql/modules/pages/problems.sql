@@ -5,7 +5,8 @@
 -- and the first 5,000 in the order of claims. since: the run_at of that job.
 create or replace function _oldest_by_queue(max_rows integer default 5000)
     returns table (queue_name text, job_id bigint, since timestamptz)
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable set search_path from current set enable_seqscan = off
+    set enable_bitmapscan = off set jit = off
 as $$
 begin
     return query
@@ -80,7 +81,8 @@ end;
 $$;
 
 create or replace function _discarded_lately() returns table (severity text, finding text, fix text)
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
     v_since timestamptz := clock() - interval '1 hour';

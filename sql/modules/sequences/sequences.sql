@@ -54,7 +54,7 @@ declare
     v_sequence constant _sequencing := case when policy <> 'null' then (
         policy ->> 'key', coalesce((policy -> 'continue_on_cancelled')::boolean, false),
         coalesce((policy -> 'continue_on_discarded')::boolean, false))::_sequencing end;
-    v_by_args jsonb := policy -> 'by_args';
+    v_by_args constant jsonb := policy -> 'by_args';
     v_payload json;
     v_members jsonb;
     v_lacking text;
@@ -66,8 +66,9 @@ begin
     elsif v_by_args <> 'false' then
         begin
             v_payload := coalesce(payload, '{}');
-            if jsonb_typeof(v_by_args) = 'array' and json_typeof(v_payload) = 'object' then
-                v_members := _members(v_payload::jsonb, _texts_of(v_by_args));
+            if jsonb_typeof(v_by_args) = 'array' then
+                v_members := case json_typeof(v_payload) when 'object'
+                    then _members(v_payload::jsonb, _texts_of(v_by_args)) else '{}' end;
                 v_lacking := (v_by_args - array(select jsonb_object_keys(v_members))) ->> 0;
                 if v_lacking is not null then
                     raise exception 'by_args names the member %, which the payload does not have',
@@ -75,7 +76,6 @@ begin
                 end if;
                 v_args := _canonical(v_members);
             else
-                v_by_args := 'true';
                 v_args := _canonical(v_payload::jsonb);
             end if;
         exception
