@@ -142,7 +142,8 @@ begin
         insert into promotion_requests (lane)
         select f.lane from unnest(v_done.full || _let_better_in(v_done.tight)) f(lane);
         perform _ask_later(l.lane, l.at) from (values
-            (v_done.locked, array_fill(v_now + interval '0.25 s', array[cardinality(v_done.locked)])),
+            (v_done.locked, array_fill(v_now + interval '0.25 s',
+                                        array[coalesce(cardinality(v_done.locked), 0)])),
             (v_done.rated, v_done.free_ats)) l(lane, at) where l.lane is not null;
     end if;
 end;
