@@ -142,14 +142,28 @@ declare
     v_now constant timestamptz := clock();
     v_part constant real := least(100, max_rows * 10.0 * current_setting('block_size')::integer
                                        / greatest(pg_relation_size('starts'), 1)); -- in percent
+    v_queues constant text[] := array(
+        select o.queue_name from (
+            select distinct r.queue_name from starts r tablesample system (v_part)
+            where r.at < v_now - interval '1 day') o
+        order by random() limit 200);
 begin
+    if v_queues = '{}' then
+        return;
+    end if;
     delete from starts d where d.ctid = any (array(
-        select s.ctid from _queues_of(array(
-            select o.queue_name from (
-                select distinct r.queue_name from starts r tablesample system (v_part)
-                where r.at < v_now - interval '1 day') o
-            order by random() limit 200)) q
-        join starts s on s.queue_name = q.queue_name and s.at < v_now - _starts_kept(q.rate_period)
-        for update of s skip locked));
+        select s.tid from _queues_of(v_queues) q
+        cross join lateral (
+            select o.ctid as tid from starts o
+            where o.queue_name = q.queue_name and o.total is not null
+              and o.at < v_now - _starts_kept(q.rate_period)
+            order by o.queue_name, o.at, o.total limit 10000 for update skip locked) s));
+    delete from starts d where d.ctid = any (array( -- those of queues at which no pass has looked since
+        select s.tid from _queues_of(v_queues) q
+        cross join lateral (
+            select o.ctid as tid from starts o
+            where o.queue_name = q.queue_name and o.total is null
+              and o.at < v_now - _starts_kept(q.rate_period)
+            order by o.queue_name limit 10000 for update skip locked) s));
 end;
 $$;

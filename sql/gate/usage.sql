@@ -87,11 +87,16 @@ create or replace function _metrics_of_limits()
 as $$
 begin
     return query
-    with recursive started as (
-        (select s.queue_name from starts s order by s.queue_name limit 1)
+    with recursive started as ( -- two index look-ups for each queue
+        (select least((select s.queue_name from starts s where s.total is not null
+                       order by s.queue_name limit 1),
+                      (select s.queue_name from starts s where s.total is null
+                       order by s.queue_name limit 1)) as queue_name)
         union all
-        select (select s.queue_name from starts s where s.queue_name > t.queue_name
-                order by s.queue_name limit 1)
+        select least((select s.queue_name from starts s where s.total is not null
+                      and s.queue_name > t.queue_name order by s.queue_name limit 1),
+                     (select s.queue_name from starts s where s.total is null
+                      and s.queue_name > t.queue_name order by s.queue_name limit 1))
         from started t where t.queue_name is not null),
     queue as materialized (
         select l.* from _limits_of(array(

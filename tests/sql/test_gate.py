@@ -12,6 +12,7 @@ import pytest
 from tests.support.api import ids
 from tests.support.claimers import work_off
 from tests.support.notify import heard as heard
+from tests.support.notify import wait
 from tests.support.queues import add, busy, claim, named
 from tests.support.rates import begun as begun
 from tests.support.rates import worst
@@ -196,14 +197,11 @@ def test_what_a_turn_has_let_in_and_does_not_take_notifies_the_worker_that_takes
     api: Any, worker: int, heard: Any
 ) -> None:
     api.set_queue("q", 1000)
+    wait(api, worker)
     named(api, "a", "b")
-    assert api.claim_jobs(worker, 5, ["c"]) == []  # it waits from now on
     heard()
-    named(api, "a", "b", queue="r")
-    heard()
-    (job,) = api.claim_jobs(worker, 1, ["a"])
-    api.finish(job.id)
-    assert "" in heard()
+    assert len(api.claim_jobs(worker, 1, ["a"])) == 1
+    assert heard() == [""]
 
 
 @pytest.mark.parametrize("end", ["finish_jobs", "fail_jobs", "release_jobs"])
@@ -212,7 +210,8 @@ def test_an_end_notifies_the_worker_that_takes_the_next_job(
 ) -> None:
     named(api, "a", "b")
     (job,) = api.claim_jobs(worker, 1, ["a"])
-    assert api.claim_jobs(worker, 5, ["b"]) == []  # it waits from now on
+    for _ in range(2):
+        assert api.claim_jobs(worker, 5, ["b"]) == []  # it waits from now on
     heard()
     if end == "fail_jobs":
         api.fail(job)

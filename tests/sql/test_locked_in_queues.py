@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.notify import wait
 from tests.support.queues import add, claim_from_the_head
 
 JOBS, STARTS = 150, 140  # so many may start, where there is a rate
@@ -123,7 +124,7 @@ def test_for_locked_jobs_a_worker_comes_again_four_times_a_second(
     api: Any, worker: int, actor: Callable[[], Any], clock: Any, setting: str
 ) -> None:
     api.set_queue("t:*", *SETTINGS[setting])
-    api.claim_jobs(worker, 5)  # it waits from now on, so adds notify
+    wait(api, worker)  # so adds notify
     (first,) = add(api, 1, "t:a")
     assert api.claim_jobs(worker, 1)[0].id == first
     add(api, 7, "t:a")
@@ -132,7 +133,7 @@ def test_for_locked_jobs_a_worker_comes_again_four_times_a_second(
     turn = "select again_in_s from pyworker.work(%s, null, null, null, null, 5)"
     for _ in range(3):
         api.value(turn, [worker])
-        assert 0.1 < api.value(turn, [worker]) <= 0.25
+        assert 0.02 < api.value(turn, [worker]) <= 0.25
         clock.advance(seconds=0.25)
 
 

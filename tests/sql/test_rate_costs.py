@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.plans import touched
-from tests.support.queues import add, claim
+from tests.support.queues import add, answered, claim
 
 pytestmark = pytest.mark.slow
 
@@ -17,15 +17,6 @@ ADD_ONE_EACH = (
     "select count(*) from pyworker.add_jobs((select jsonb_agg(jsonb_build_object("
     "'identifier', 't', 'queue_name', %s::text || n)) from generate_series(1, %s) n))"
 )
-
-
-def settle(api: Any) -> None:
-    """Answers all requests that may be answered now."""
-    for _ in range(1000):
-        if not api.rows("select from pyworker.promotion_requests where after is null limit 1"):
-            return
-        api.promote_jobs()
-    raise AssertionError("there are always more requests")
 
 
 def cost_of_claim(watched: Callable[..., Any], worker: int, most: int) -> dict[str, float]:
@@ -40,28 +31,29 @@ def test_a_plain_claim_looks_at_nothing_more_beside_a_thousand_queues_that_are_a
     api: Any, worker: int, watched: Any
 ) -> None:
     api.set_queue("r*", None, 1, "1 day")
-    settle(api)
+    answered(api)
 
     def of_plain_jobs() -> list[dict[str, float]]:
         """A claim that gets all that it wants, and one that wants more than there is."""
         add(api, 60, "default")
-        settle(api)
+        answered(api)
         return [cost_of_claim(watched, worker, most) for most in (50, 100)]
 
     for _ in range(6):  # a plan may be kept from here on
         beside_none = of_plain_jobs()
     for _ in range(3):
         api.value(ADD_ONE_EACH, ["r", 1000])
-    settle(api)
+    answered(api)
     started = 0
     for _ in range(1000):  # a claim that remembers how far it has looked may find none
         jobs = api.claim_jobs(worker, 1000)
         started += len(jobs)
         api.finish_jobs([job.id for job in jobs], [job.run for job in jobs])
-        settle(api)
+        answered(api)
         if started == 1000:
             break
     assert started == 1000
+    api.rows("vacuum pyworker.live_jobs")
     beside_many = of_plain_jobs()
     for one, other in zip(beside_none, beside_many, strict=True):
         assert other["starts"] == other["queues"] == 0
@@ -77,11 +69,11 @@ def test_a_claim_looks_at_few_starts_however_many_are_in_its_window_and_before_i
         """Of a claim that finds room, and of one that finds the rate used up."""
         api.set_queue("q", None, 2 * many, "1 hour")
         add(api, 30, "q")
-        settle(api)
+        answered(api)
         found = [cost_of_claim(watched, worker, 10)]
         used = api.value("select rate_used from pyworker.list_queues() where queue_name = 'q'")
         api.set_queue("q", None, used, "1 hour")
-        settle(api)
+        answered(api)
         found.append(cost_of_claim(watched, worker, 10))
         return found
 
@@ -90,8 +82,8 @@ def test_a_claim_looks_at_few_starts_however_many_are_in_its_window_and_before_i
         of_claims()
     api.rows("delete from pyworker.starts; delete from pyworker.live_jobs")
     api.rows(
-        "insert into pyworker.starts select 'q', '-infinity', 0 union all "
-        "select 'q', pyworker.clock() - (%s - n) * interval '72 ms', n from generate_series(1, %s) n",
+        "insert into pyworker.starts (queue_name, at, jobs, total) "
+        "select 'q', pyworker.clock() - (%s - n) * interval '72 ms', 1, n from generate_series(1, %s) n",
         [many, many],
     )
     found = of_claims()
@@ -113,12 +105,12 @@ def test_a_claim_looks_at_as_much_beside_thousands_of_queues_of_a_family_as_besi
     api: Any, worker: int, watched: Any, setting: str, most: int
 ) -> None:
     api.set_queue("t:*", *SETTINGS[setting])
-    settle(api)
+    answered(api)
     add(api, 1000, "t:large")
     found: list[dict[str, float]] = []
     for many in (300, 3000):
         api.value(ADD_ONE_EACH, [f"t:{many} ", many])
-        settle(api)
+        answered(api)
         found += [cost_of_claim(watched, worker, most) for _ in range(6)]
     for table in found[0]:
         # The least of some: one that is slow looks further, to remember where the next may begin.
@@ -126,61 +118,9 @@ def test_a_claim_looks_at_as_much_beside_thousands_of_queues_of_a_family_as_besi
         assert beside_many <= few + 10, found
 
 
-@pytest.mark.parametrize("setting", [(None, 5), (3, 5), (5, 1_000_000)])
-def test_a_job_that_finds_room_in_its_rate_needs_no_promotion(
-    api: Any, worker: int, setting: tuple[int | None, int]
-) -> None:
-    api.set_queue("q", *setting, "1 hour")
-    settle(api)
-    while api.rows("select from pyworker.promotion_requests"):  # until those of before have ended
-        api.promote_jobs()
-    written = "select last_value from pyworker.promotion_requests_id_seq"
-    before = api.value(written)
-    for _ in range(3):
-        (job,) = add(api, 1)
-        assert claim(api, worker) == [job]
-        api.finish(job)
-    assert api.value(written) == before
-
-
-PARKED = "select count(*) from pyworker.live_jobs where queue_name = 'q' and parked = 'queue'"
-
-
-def test_a_backlog_that_its_rate_lets_start_is_not_parked(api: Any, worker: int) -> None:
+def test_a_backlog_whose_rate_is_lowered_holds_up_no_other_job(api: Any, worker: int) -> None:
     api.set_queue("q", None, 5000, "1 hour")
-    settle(api)
-    for _ in range(5):
-        add(api, 1000, "q")
-    assert api.value(PARKED) == 0
-    add(api, 1000, "q")
-    assert api.value(PARKED) == 1000
-    assert len(claim(api, worker, 6000)) == 5000
-
-
-def test_a_claim_from_a_backlog_that_its_rate_lets_start_looks_at_its_own_jobs_only(
-    api: Any, watched: Callable[..., Any], worker: int
-) -> None:
-    looked = {}
-    for queue, rate in (("free", ()), ("rated", (5000, "1 hour"))):
-        api.set_queue(queue, None, *rate)
-        settle(api)
-        add(api, 2000, queue)
-        looked[queue] = [cost_of_claim(watched, worker, 100)["live_jobs"] for _ in range(5)]
-        claim(api, worker, 2000)
-    assert min(looked["rated"]) <= min(looked["free"]) + 30, looked
-
-
-def test_more_jobs_at_once_than_a_rate_lets_start_are_parked(api: Any, worker: int) -> None:
-    api.set_queue("q", None, 999, "1 hour")
-    settle(api)
-    add(api, 1000, "q")
-    assert api.value(PARKED) == 1000
-    assert len(claim(api, worker, 1000)) == 999
-
-
-def test_a_backlog_whose_rate_is_lowered_is_parked_and_holds_up_no_other_job(api: Any, worker: int) -> None:
-    api.set_queue("q", None, 5000, "1 hour")
-    settle(api)
+    answered(api)
     for _ in range(5):
         add(api, 1000, "q")
     api.set_queue("q", None, 10, "1 hour")
@@ -188,9 +128,8 @@ def test_a_backlog_whose_rate_is_lowered_is_parked_and_holds_up_no_other_job(api
     begun = [claim(api, worker, 10) for _ in range(6)]
     assert set(others) < {job for jobs in begun for job in jobs}
     assert sum(map(len, begun)) == 60
-    settle(api)
+    answered(api)
     assert claim(api, worker, 10) == []
-    assert api.value(PARKED) == 4990
 
 
 def test_metrics_look_at_few_starts_however_many_queues_have_a_rate(
@@ -198,12 +137,14 @@ def test_metrics_look_at_few_starts_however_many_queues_have_a_rate(
 ) -> None:
     api.set_queue("k:*", None, 5, "1 hour")
     api.rows(
-        "insert into pyworker.starts select 'k:' || n, t.at, t.total from generate_series(1, 5000) n "
-        "cross join (values (timestamptz '-infinity', 0), (pyworker.clock(), 3)) t(at, total)"
+        "insert into pyworker.starts (queue_name, at, jobs, total) "
+        "select 'k:' || n, pyworker.clock(), 3, case when n %% 2 = 0 then 3 end "
+        "from generate_series(1, 5000) n",
+        [],
     )
     for _ in range(6):
         plans = watched(lambda a: a.rows("select * from pyworker.metrics()"))
-    assert "pyworker_queue_rate_used" in {row.name for row in watched.result}
+    assert {row.value for row in watched.result if row.name == "pyworker_queue_rate_used"} == {3}
     assert sum(touched(plans, "starts").values()) <= 300
 
 
@@ -211,13 +152,30 @@ def test_the_starts_of_idle_queues_go_however_many_others_are_busy(api: Any, wor
     """One maintenance looks at some of the queues. It must not be the same ones each time."""
     api.set_queue("*", None, 10, "1 minute")
     api.rows(
-        "insert into pyworker.starts select k.kind || n, t.at, t.total "
+        "insert into pyworker.starts (queue_name, at, jobs, total) "
+        "select k.kind || n, pyworker.clock() - k.ago, 1, case when n %% 2 = 0 then 1 end "
         "from (values ('busy ', interval '1 minute', 1000), ('idle ', '2 days', 100)) k(kind, ago, many) "
-        "cross join lateral generate_series(1, k.many) n "
-        "cross join lateral (values (timestamptz '-infinity', 0), (pyworker.clock() - k.ago, 1)) t(at, total)"
+        "cross join lateral generate_series(1, k.many) n",
+        [],
     )
     for _ in range(60):
         api.maintain()
     names = "select count(distinct queue_name) from pyworker.starts where queue_name ~ %s"
     assert api.value(names, ["^idle"]) == 0
     assert api.value(names, ["^busy"]) == 1000
+
+
+def test_to_find_old_starts_maintenance_reads_few_of_a_busy_queue(
+    api: Any, worker: int, watched: Callable[..., Any]
+) -> None:
+    api.set_queue("*", None, 10, "1 minute")
+    api.rows(
+        "insert into pyworker.starts (queue_name, at, jobs, total) "
+        "select 'busy', pyworker.clock() - interval '1 hour', 1, n from generate_series(1, 100000) n "
+        "union all select 'idle ' || n, pyworker.clock() - interval '2 days', 1, 1 "
+        "from generate_series(1, 100) n"
+    )
+    read = []
+    while api.value("select count(*) from pyworker.starts where queue_name <> 'busy'") == 100:
+        read.append(sum(touched(watched(lambda a: a.maintain()), "starts").values()))
+    assert max(read) < 30_000
