@@ -1,4 +1,4 @@
--- gate/usage: what people and checks see of limits and rates (gate/queues, gate/rates).
+-- gate/usage: what people and checks see of limits and rates (gate/queues, gate/rates), and of the gate itself.
 
 -- The limits of queues and how much of each rate is used now: for list_queues and the view queue_stats. A
 -- view's functions run with the rights of the role that reads it, which may not read these tables.
@@ -114,5 +114,90 @@ begin
           select 'pyworker_queue_rate_used', q.queue_name, q.rate_used,
                  'How many jobs of a queue have started in the period that ends now.' from queue q) m
     where m.value is not null;
+end;
+$$;
+
+-- That a promotion of the lane of this job has failed, and when it is tried again.
+create or replace function _explain_put_off(job live_jobs, out reason text, out detail text, out remedy text)
+    returns setof record
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return query
+    select 'put off', format('letting it in has failed; tried again at %s: %s', r.at, r.problem),
+           'correct what the message says'
+    from promotion_requests r
+    where r.problem is not null and r.at is not null and (
+        r.lane = any (array_remove(array['queue:' || job.queue_name, 'sequence:' || job.sequence_key], null))
+        or r.lane in ('child', 'unmet', 'signal') and r.job_id = job.id)
+    order by r.at limit 3;
+end;
+$$;
+
+-- That jobs of this kind stand aside in their queue, since no idle worker took one.
+create or replace function _explain_aside(job live_jobs, out reason text, out detail text, out remedy text)
+    returns setof record
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now constant timestamptz := clock();
+begin
+    return query
+    select 'stands aside',
+           format('no idle worker took a job of the task %s in queue %s for a second: others go first until %s',
+                  job.task_identifier, job.queue_name, a.until),
+           'start a worker that takes it, or wait until those that do have room'
+    from set_aside a
+    where a.queue_name = job.queue_name and a.task_identifier = job.task_identifier
+      and a.flags is not distinct from job.flags and a.until > v_now and job.parked = 'queue';
+end;
+$$;
+
+-- The session that has the gate, and since when it has been in its transaction: null if this role may not see
+-- that.
+create or replace function _gate_holder() returns table (pid integer, since timestamptz, words text)
+    language plpgsql set search_path from current
+as $$
+begin
+    return query
+    select l.pid, a.xact_start,
+           coalesce(format('session %s', l.pid), 'a prepared transaction (pg_prepared_xacts)')
+           || coalesce(' of ' || nullif(concat_ws(', ', a.usename, nullif(a.application_name, '')), ''), '')
+    from gate g cross join lateral unnest(_transactions_of(g.xmax)) x(xid)
+    join pg_locks l on l.locktype = 'transactionid' and l.granted and l.transactionid = x.xid
+    left join pg_stat_activity a on a.pid = l.pid
+    where l.pid is distinct from pg_backend_pid() limit 1;
+end;
+$$;
+
+-- A pass takes milliseconds, and the server ends a session that idles with the gate after five seconds.
+create or replace function _check_gate() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_holder record;
+    v_still integer; -- the session that has it a second later
+begin
+    select h.* into v_holder from _gate_holder() h;
+    if found and v_holder.since is null then
+        perform pg_sleep(1);
+        select h.pid into v_still from _gate_holder() h;
+    end if;
+    if v_holder.since < statement_timestamp() - interval '1 second' or v_still = v_holder.pid then
+        return query values ('warning',
+            format('%s has the gate%s: no session lets in the first jobs of idle queues and sequences, '
+                   'or those that a rate or turns hold back', v_holder.words,
+                   ', in a transaction since ' || v_holder.since),
+            coalesce(format('select pg_terminate_backend(%s)', v_holder.pid),
+                     'commit or roll back the prepared transaction: pg_prepared_xacts'));
+    end if;
+    return query
+    select 'error',
+           'promotions fail, and are tried again every 5 seconds: '
+               || _few(array_agg(format('%s%s (%s)', r.lane, ' ' || r.job_id, r.problem) order by r.at, r.lane)),
+           'correct what the messages say: often a trigger, an index or a right that was changed by hand'
+    from (select p.* from promotion_requests p where p.at is not null and p.problem is not null
+          order by p.at limit 1000) r
+    having count(*) > 0;
 end;
 $$;

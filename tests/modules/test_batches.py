@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 
 from tests.support import DEADLINE
 from tests.support.api import ids
-from tests.support.dependencies import ENDS, state
+from tests.support.dependencies import ENDS, settle, state
 from tests.support.sessions import LEVELS
 
 EXTEND = "select * from pyworker.extend_batch(%s, %s)"
@@ -71,6 +71,7 @@ def test_an_extension_that_is_rolled_back_holds_the_callback_no_longer(
     api.finish(member.id)
     assert api.claim_jobs(worker, 10) == []
     getattr(a, outcome)()
+    settle(api)
     assert ids(api.claim_jobs(worker, 10)) == [callback.id]
 
 
@@ -192,6 +193,7 @@ def test_an_extension_and_the_last_end_that_are_open_at_once_meet(
         getattr(a, outcome)()
         assert state(api, callback.id) == "pending"
         b.commit()
+    settle(api)
     if outcome == "commit":
         assert ids(api.claim_jobs(worker, 10)) == [more.id]
         api.finish(more.id)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.api import ids
-from tests.support.dependencies import ENDS, child, running, state, two_ends
+from tests.support.dependencies import ENDS, child, running, settle, state, two_ends
+from tests.support.notify import wait
 
 LEVELS = ["read committed", "repeatable read", "serializable"]
 
@@ -80,6 +81,7 @@ def test_of_two_parents_that_end_at_once_the_one_that_commits_last_tells_the_chi
     sessions[first].commit()
     assert state(api, job) == "pending"
     sessions[1 - first].commit()
+    settle(api)
     assert ids(api.claim_jobs(worker, 10)) == [job]
 
 
@@ -88,7 +90,7 @@ def test_an_end_tells_a_worker_that_waits(api: Any, actor: Any, worker: int) -> 
     child(api, [parent])
     ear = actor()
     ear.rows("listen pyworker")
-    assert ear.claim_jobs(ear.register_worker(), 10) == []
+    wait(ear, ear.register_worker())
     api.finish(parent)
     assert len(list(ear.conn.notifies(timeout=10, stop_after=1))) == 1
 

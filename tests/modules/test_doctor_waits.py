@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.support.dependencies import settle
 from tests.support.doctor import of, repair, the
 from tests.support.waits import claims
 
@@ -160,6 +161,7 @@ def test_a_job_that_another_session_has_locked_says_by_which_and_promises_nothin
     other.rollback()
     assert [row.reason for row in api.rows(EXPLAIN, [job])] != ["locked"]
     assert both(api, "locks") == []
+    settle(api)
     assert claims(api, worker) == [job]
 
 

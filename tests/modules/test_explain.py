@@ -145,7 +145,7 @@ def test_queue_paused(api: Any, idle: int, name: str) -> None:
         (row,) = explain(api, job)
         assert (row.reason, row.detail) == ("queue paused", f"queue {name} is paused")
     run(api, row.remedy)
-    assert reasons(api, candidate) == ["waits for a worker"]
+    assert reasons(api, candidate) == ["promotion"]
     assert api.claim(idle).id == candidate.id
     assert reasons(api, parked) == ["queue full"]
 
@@ -182,7 +182,7 @@ def test_a_job_behind_another_one_that_no_worker_has_claimed_yet(api: Any, idle:
     api.promote_jobs()
     assert reasons(api, first) == ["waits for a worker"]
     row = the(api, second, "waits for a worker")
-    assert row.detail == "queue q has room; jobs of its task that come before it: 1"
+    assert row.detail == "queue q has room; jobs that come before it: 1"
     assert api.claim(idle).id == first.id
     assert the(api, second, "queue full").detail == f"queue q runs 1 at once; now taken by job {first.id}"
 
@@ -204,8 +204,8 @@ def test_promotion_where_the_queue_has_room(api: Any, idle: int, limit: int) -> 
     first, second = api.add_job("t", queue_name="q"), api.add_job("t", queue_name="q")
     api.resume_queue("q")
     row = the(api, first, "promotion")
-    assert row.detail == "queue q has room; jobs of its task that come before it: 0"
-    assert the(api, second, "promotion").detail == "queue q has room; jobs of its task that come before it: 1"
+    assert row.detail == "queue q has room; jobs that come before it: 0"
+    assert the(api, second, "promotion").detail == "queue q has room; jobs that come before it: 1"
     run(api, row.remedy)
     assert reasons(api, first) == ["waits for a worker"]
 

@@ -97,7 +97,7 @@ def test_the_oldest_available_job_of_each_queue_is_found_in_full_queues_too(
     clock.advance(hours=1)
     oldest = metrics(db, "queue_oldest_available_seconds")
     assert {queue: round(seconds / 3600) for (queue,), seconds in oldest.items()} == {"full": 2, "default": 1}
-    db.execute("select pyworker.claim_jobs(%s, 1)", [worker])
+    db.execute("select pyworker.claim_jobs(%s, 1, null, '{full}')", [worker])
     oldest = metrics(db, "queue_oldest_available_seconds")
     assert {queue: round(seconds / 3600) for (queue,), seconds in oldest.items()} == {"full": 1, "default": 1}
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.support.notify import wait
 from tests.support.waits import again, claimed, claims, steps, waiting
 
 ANSWER = "select pyworker.wait_for_signal(%s, %s, 'go', '1 hour')::text"
@@ -16,7 +17,7 @@ def test_a_signal_tells_a_worker_that_waits(api: Any, actor: Any, worker: int) -
     job = waiting(api, worker)
     ear = actor()
     ear.rows("listen pyworker")
-    assert ear.claim_jobs(ear.register_worker(), 10) == []
+    wait(ear, ear.register_worker())
     api.send_signal(job.id, "go")
     assert len(list(ear.conn.notifies(timeout=10, stop_after=1))) == 1
 
@@ -28,7 +29,7 @@ def test_a_wait_whose_signal_came_first_tells_a_worker_that_waits(api: Any, acto
     a.begin("repeatable read")
     api.send_signal(job.id, "go")
     ear.rows("listen pyworker")
-    assert ear.claim_jobs(ear.register_worker(), 10) == []
+    wait(ear, ear.register_worker())
     assert a.wait_for_signal(job.id, job.run, "go") is None
     a.commit()
     assert len(list(ear.conn.notifies(timeout=10, stop_after=1))) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 CHECKS = [
     "owners", "invariants", "schema", "indexes", "grants", "partitions", "maintenance", "workers", "tasks",
-    "sequences", "dependencies", "locks", "queues", "schedules",
+    "sequences", "dependencies", "locks", "gate", "queues", "schedules",
     "lost", "xmin",
     "bloat", "autovacuum", "notifications", "settings",
 ]  # fmt: skip

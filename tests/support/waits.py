@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.api import ids
+from tests.support.dependencies import settle
 
 
 def claimed(api: Any, worker: int, **more: Any) -> Any:
@@ -17,7 +18,7 @@ def claimed(api: Any, worker: int, **more: Any) -> Any:
 
 def again(api: Any, worker: int, job: Any) -> Any:
     """The next run of a job that is available now."""
-    api.promote_jobs()
+    settle(api)
     (mine,) = api.claim_jobs(worker, 1)
     assert (mine.id, mine.run > job.run) == (job.id, True)
     return mine

@@ -156,8 +156,11 @@ begin
     with live as materialized (select w as worker from workers w where _is_live(w, v_now)),
     waiting as materialized (
         select j.task_identifier, coalesce(j.queue_name, 'default') as queue_name, count(*) as jobs
-        from (select l.task_identifier, l.queue_name from live_jobs l
-              where l.ready_at is not null and l.state = 'available' limit 100000) j
+        from ((select l.task_identifier, l.queue_name from live_jobs l
+               where l.ready_at is not null and l.state = 'available' limit 100000)
+              union all -- those that stand aside for others of their queue, too
+              (select l.task_identifier, l.queue_name from live_jobs l
+               where l.parked = 'queue' limit 10000)) j
         group by 1, 2),
     unknown as (
         select format('%s (%s)', w.task_identifier, sum(w.jobs)) as name, sum(w.jobs) as jobs from waiting w
@@ -338,7 +341,8 @@ begin
         ('tasks', 'the live workers know the tasks and serve the queues of the jobs that wait'),
         ('sequences', 'no sequence is halted'),
         ('dependencies', 'no job waits for one that has ended otherwise'),
-        ('locks', 'no session keeps jobs locked'), ('queues', 'nothing waits in a paused queue'),
+        ('locks', 'no session keeps jobs locked'), ('gate', 'no session keeps the gate, no promotion fails'),
+        ('queues', 'nothing waits in a paused queue'),
         ('schedules', 'schedules are fired, and their tasks are known'), ('lost', 'no job was lost'),
         ('xmin', 'no old transaction keeps dead rows'), ('bloat', 'dead rows are few'),
         ('autovacuum', 'autovacuum is on'),

@@ -153,6 +153,8 @@ begin
     end if;
     return query select r.* from _explain_rate(job.queue_name) r;
     waits := found;
+    return query select a.* from _explain_aside(job) a;
+    waits := waits or found;
     if cardinality(v_taken) >= v_queue.concurrency then
         return query values ('queue full',
             format('queue %s runs %s at once; now taken by job %s%s', job.queue_name, v_queue.concurrency,
@@ -309,6 +311,7 @@ begin
         return query select r.* from _explain_wait(job, v_now) r;
         return; -- it has begun, so it does not expire
     end if;
+    return query select p.* from _explain_put_off(job) p;
     if job.parked in ('sequence', 'next') then
         for reason, detail, remedy in select r.* from _explain_sequence(job) r loop
             v_waits := v_waits or reason <> 'promotion';
@@ -360,7 +363,9 @@ comment on function explain_job(bigint) is
     'each with its remedy. Reasons: locked (another session has it locked, or a job that goes first), '
     'dependency (another job has not ended; at most 50 are named), '
     'dependency unmet (it ended in another way), not due, waits for its retry, sequence, '
-    'sequence halted, queue paused, queue full, rate: none starts before (a time), promotion '
+    'sequence halted, queue paused, queue full, rate: none starts before (a time), stands aside (no idle '
+    'worker took a job of its kind, so others of its queue go first for a while), put off (a promotion of '
+    'its lane has failed), promotion '
     '(no worker has claimed since the job could proceed), no worker, '
     'no worker takes it, waits for a worker; for other jobs: running, cancel requested, completed, '
     'cancelled, discarded. Errors: PW004 if there is no such job.';

@@ -96,7 +96,8 @@ end;
 $$;
 
 -- 'I13': no queue has more jobs running, or let in, than its concurrency. 'stranded queue': if jobs wait in
--- a queue that has a free slot, it has a promotion request, or, with a rate or turns, a job that was let in.
+-- a queue that has a free slot, it has a promotion request, or, with a rate or turns, a job that was let in
+-- and is not claimed yet.
 create or replace function _violations_of_queues(max_rows bigint)
     returns table (invariant text, subject text, found jsonb)
     language plpgsql stable set search_path from current
@@ -134,12 +135,11 @@ begin
       and not exists (select from promotion_requests w where w.lane = 'queue:' || j.queue_name)
       and not exists (select from promotion_requests w
                       where starts_with(w.lane, 'family:') and starts_with(j.queue_name, substr(w.lane, 8)))
-      and (select count(*) from live_jobs r
-           where r.queue_name = j.queue_name and r.ready_at is not null and r.state = 'running')
-          < coalesce(q.concurrency, 2147483647)
-      and not exists (
+      and (select count(*) from live_jobs r where r.queue_name = j.queue_name and r.ready_at is not null)
+          < coalesce(q.slots, 2147483647)
+      and not (q.paced and exists (
           select from live_jobs c
-          where c.queue_name = j.queue_name and c.ready_at is not null and c.state = 'available');
+          where c.queue_name = j.queue_name and c.ready_at is not null and c.state = 'available'));
 end;
 $$;
 

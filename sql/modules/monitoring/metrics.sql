@@ -130,8 +130,11 @@ begin
         ('pyworker_schedules_overdue', 'Schedules whose tick is more than 10 seconds late.',
          (select count(*) from schedule_entries t where t.next_at < v_now - interval '10 seconds')),
         ('pyworker_promotion_requests',
-         format('Promotion requests that no worker has processed, up to %s.', max_rows),
-         (select count(*) from (select from promotion_requests w limit max_rows) w))) m(name, help, value);
+         format('Promotion requests that are due and that no worker has processed, up to %s.', max_rows),
+         (select count(*) from (
+             (select from promotion_requests w where w.at is null limit max_rows)
+             union all (select from promotion_requests t where t.at <= v_now limit max_rows)
+             limit max_rows) r))) m(name, help, value);
 end;
 $$;
 

@@ -116,7 +116,7 @@ declare
 begin
     for check_name, v_check in values
         ('workers', '_check_workers'), ('tasks', '_check_tasks'), ('sequences', '_check_sequences'),
-        ('dependencies', '_check_dependencies'), ('locks', '_check_locks'),
+        ('dependencies', '_check_dependencies'), ('locks', '_check_locks'), ('gate', '_check_gate'),
         ('waiting', '_late_queues'), ('discarded', '_discarded_lately'), ('queues', '_check_queues'),
         ('schedules', '_check_schedules'), ('lost', '_check_lost'), ('maintenance', '_check_maintenance')
     loop
