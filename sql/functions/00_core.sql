@@ -90,7 +90,8 @@ create or replace function _held(
 
 -- Places a job that may run from run_at on: its state, and the columns that indexes know it by.
 -- `held`: see _held. `waits`: it must wait at the gate of its queue when it is due. `waiting`: its state
--- until run_at, 'scheduled' or (after a failure) 'retryable'. PostgreSQL inlines it; `offset 0` evaluates `waits` once.
+-- until run_at, 'scheduled' or (after a failure) 'retryable'. PostgreSQL inlines it; `offset 0` evaluates
+-- `waits` once.
 create or replace function _place(
     run_at timestamptz, now timestamptz, held text, waits boolean, waiting text default 'scheduled')
     returns table (state text, parked text, ready_at timestamptz, due_at timestamptz)

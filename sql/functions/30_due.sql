@@ -8,7 +8,8 @@ create or replace function _look(due_from timestamptz)
     language sql stable
 begin atomic
     select (select true from promotion_requests r
-            where r.at is null and r.xid >= (select g.floor from gate g limit 1) order by r.xid, r.id limit 1),
+            where r.at is null and r.xid >= (select g.floor from gate g limit 1)
+            order by r.xid, r.id limit 1),
            (select r.at from promotion_requests r where r.at is not null order by r.at limit 1),
            (select j.due_at from live_jobs j where j.due_at > _look.due_from order by j.due_at, j.id limit 1);
 end;
@@ -111,8 +112,8 @@ begin
         update live_jobs j
         set state = 'available', updated_at = v_now, due_at = null,
             parked = case when l.name is not null then 'queue' end,
-            ready_at = case when l.name is null then case when j.parked = 'signal' then v_now else j.run_at end
-                       end
+            ready_at = case when l.name is not null then null
+                            when j.parked = 'signal' then v_now else j.run_at end
         from unnest(v_due) d(tid)
         left join lateral (select i.queue_name from live_jobs i where i.ctid = d.tid) q on true
         left join unnest(v_limited) l(name) on l.name = q.queue_name

@@ -5,8 +5,8 @@
 -- nor take the same job. The plan is pinned: a queue grows from empty to a million rows and shrinks again
 -- faster than the statistics follow, and any other plan than this scan is slow at one of the two ends.
 
--- A claim is a turn without reports. It starts again if a row that another session has just updated and locked
--- made it wait (see work).
+-- A claim is a turn without reports. It starts again if a row that another session has just updated and
+-- locked made it wait (see work).
 create or replace function claim_jobs(
     worker_id bigint, max_jobs integer default 1, task_identifiers text[] default null,
     queue_names text[] default null, forbidden_flags text[] default null)

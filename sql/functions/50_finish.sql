@@ -100,7 +100,8 @@ begin
     select array_agg(l.job_id) as ids, array_agg(l.head_of) filter (where l.hands_on) as sequences,
            array_agg(l.queue_name) filter (where l.hands_on and l.queue_name is not null) as queues,
            array_agg(l.slot) filter (where l.hands_on and l.queue_name is not null) as slots,
-           array_agg(l.job_id) filter (where l.gone) as gone, array_agg(l.result) filter (where l.gone) as results,
+           array_agg(l.job_id) filter (where l.gone) as gone,
+           array_agg(l.result) filter (where l.gone) as results,
            array_agg(l.job_id) filter (where l.gone and l.has_errors) as errors,
            array_agg(l.unique_key) filter (where l.gone and l.unique_key is not null) as keys,
            bool_or(not l.hands_on) as asks, bool_or(l.halts is not null) as halts
@@ -118,7 +119,8 @@ begin
     end if;
     if v_next.asks then
         insert into promotion_requests (lane)
-        select 'queue:' || l.queue_name from unnest(ends) l where not l.hands_on and l.was_ready and l.queue_name <> ''
+        select 'queue:' || l.queue_name from unnest(ends) l
+        where not l.hands_on and l.was_ready and l.queue_name <> ''
         union
         select 'sequence:' || l.head_of from unnest(ends) l where not l.hands_on and l.head_of is not null;
         perform _notify_workers() where found;

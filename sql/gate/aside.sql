@@ -44,8 +44,8 @@ end;
 $$;
 
 -- A kind of jobs, a task with certain flags, that has had a slot for a second and that this idle worker does
--- not take, stands aside in its queue for five seconds; true if there was one. So however many such jobs come first, they cost their
--- queue a second in five.
+-- not take, stands aside in its queue for five seconds; true if there was one. So however many such jobs
+-- come first, they cost their queue a second in five.
 create or replace function _set_kinds_aside(
     task_identifiers text[], queue_names text[], forbidden_flags text[]) returns boolean
     language plpgsql set search_path from current

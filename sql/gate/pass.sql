@@ -1,15 +1,15 @@
 -- gate/pass: one session at a time answers the requests, and lets in what may run: docs/inside/gate.md.
 --
--- A job that must wait stands apart from the index that claims walk: for its turn in a sequence, a slot of its
--- queue, its parents or a signal (`parked`). What is in that index may run: a claim decides nothing. Two
+-- A job that must wait stands apart from the index that claims walk: for its turn in a sequence, a slot of
+-- its queue, its parents or a signal (`parked`). What is in that index may run: a claim decides nothing. Two
 -- places let jobs in. The report of an end hands the place of the ended job to the next one of its lane
 -- (gate/succession). All else is decided here.
 --
--- Each statement that may let a job start leaves a request in its transaction: an add at the gate, an end that
--- handed nothing on, a changed setting, a retry. A turn that finds one takes the gate, a row lock, if it is
--- free, and goes on without it if not. A pass deletes the requests that it sees, and then looks at their
--- lanes, with new snapshots. So each committed change is seen by a pass that began after its commit. If a
--- pass is rolled back, its requests are there again.
+-- Each statement that may let a job start leaves a request in its transaction: an add at the gate, an end
+-- that handed nothing on, a changed setting, a retry. A turn that finds one takes the gate, a row lock, if
+-- it is free, and goes on without it if not. A pass deletes the requests that it sees, and then looks at
+-- their lanes, with new snapshots. So each committed change is seen by a pass that began after its commit.
+-- If a pass is rolled back, its requests are there again.
 
 -- Takes the gate until this transaction ends. The server ends a session that then idles.
 create or replace function _take_gate() returns boolean
@@ -18,7 +18,7 @@ as $$
 begin
     perform from gate g limit 1 for update skip locked;
     if not found then
-        insert into gate (only_row) -- somebody has emptied the table
+        insert into gate (only_row) -- if the table is empty
         select true where (select true from gate g limit 1) is null on conflict do nothing;
         return false;
     elsif current_setting('idle_in_transaction_session_timeout')::interval not between '1 ms' and '5 s' then
@@ -62,7 +62,8 @@ begin
               and (only_lane is null or u.lane = only_lane and u.job_id is not distinct from only_job)))
         returning r.lane, r.job_id, r.since)
     select count(*) as requests, min(t.since) as since,
-           array_agg(distinct substr(t.lane, 10)) filter (where starts_with(t.lane, 'sequence:')) as sequences,
+           array_agg(distinct substr(t.lane, 10)) filter (where starts_with(t.lane, 'sequence:'))
+               as sequences,
            array_agg(distinct substr(t.lane, 7)) filter (where starts_with(t.lane, 'queue:')) as queues,
            array_agg(distinct substr(t.lane, 8)) filter (where starts_with(t.lane, 'family:')) as families,
            array_agg(t.lane) filter (where t.job_id is not null) as job_lanes,
@@ -97,8 +98,8 @@ begin
 end;
 $$;
 
--- After a pass that failed: one lane after the other. A lane that fails is put off for 5 seconds: doctor shows
--- it.
+-- After a pass that failed: one lane after the other. A lane that fails is put off for 5 seconds: doctor
+-- shows it.
 create or replace function _pass_one_by_one(wanted integer, out opened integer, out again boolean)
     language plpgsql set search_path from current
 as $$

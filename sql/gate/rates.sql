@@ -1,14 +1,14 @@
 -- gate/rates: how many jobs of a queue may start in a time.
 --
--- A rate counts starts. A claim writes one row for the jobs of a queue that it starts; its time is that of the
--- claim, or that at which the gate let the jobs in, if that is later. A pass lets in no more than the rate
--- has left: without the starts of the window, and without the jobs that are let in and not claimed yet. So it
--- is exact without a lock in the claim. Take any window, and the last pass before the last of its starts: each
--- job that started in the window had started then, or was ready and unclaimed, or was let in there. A start
--- counts at time t if it was after t - rate_period: windows are half open.
+-- A rate counts starts. A claim writes one row for the jobs of a queue that it starts; its time is that of
+-- the claim, or that at which the gate let the jobs in, if that is later. A pass lets in no more than the
+-- rate has left: without the starts of the window, and without the jobs that are let in and not claimed yet.
+-- So it is exact without a lock in the claim. Take any window, and the last pass before the last of its
+-- starts: each job that started in the window had started then, or was ready and unclaimed, or was let in
+-- there. A start counts at time t if it was after t - rate_period: windows are half open.
 --
--- While a rate is used up, a timer brings a pass when the first start leaves the window. The pass asks for it,
--- or the claim, if all that may start was unclaimed at the time of the pass.
+-- While a rate is used up, a timer brings a pass when the first start leaves the window. The pass asks for
+-- it, or the claim, if all that may start was unclaimed at the time of the pass.
 
 -- In a claim: writes down the starts of its jobs whose queues have a rate, and asks for a look at the time at
 -- which the first of them leaves the window; of queues that take turns, at once.
@@ -29,7 +29,8 @@ begin
         select p.queue_name, p.at, p.jobs from paced p where p.pace is not null)
     insert into promotion_requests (lane, at)
     select l.lane, l.at
-    from (select 'queue:' || p.queue_name as lane, case when not p.turn then p.at + p.pace end as at from paced p) l
+    from (select 'queue:' || p.queue_name as lane, case when not p.turn then p.at + p.pace end as at
+          from paced p) l
     where (select true from promotion_requests r
            where r.lane = l.lane and r.at is not null and r.at <= l.at limit 1) is null;
 end;
@@ -132,9 +133,9 @@ create or replace function _starts_kept(rate_period interval) returns interval
     language sql immutable
     return greatest(rate_period, interval '1 day');
 
--- Deletes the starts that no window needs any more. Looks at a tenth of max_rows pages of the table, chosen at
--- random, and at up to 200 queues there. The gate is free of this: totals count from the oldest row that is
--- left.
+-- Deletes the starts that no window needs any more. Looks at a tenth of max_rows pages of the table, chosen
+-- at random, and at up to 200 queues there. The gate is free of this: totals count from the oldest row that
+-- is left.
 create or replace function _prune_starts(max_rows integer) returns void
     language plpgsql set search_path from current
 as $$

@@ -4,8 +4,8 @@
 -- with the lowest id. No other job overtakes it: if another session has it locked, this asks again later.
 -- Call it only if the sequence certainly has no head: this transaction has just ended it, or holds the gate
 -- and has found none. `since`: when the oldest request for them was left. `queues`: those in which the new
--- heads wait: leave requests for these. `handed`: the sequences that have a new head. `later`: how many heads are
--- due later, or locked by another session: workers that wait must know.
+-- heads wait: leave requests for these. `handed`: the sequences that have a new head. `later`: how many
+-- heads are due later, or locked by another session: workers that wait must know.
 create or replace function _open_sequences(
     keys text[], since timestamptz, out opened integer, out queues text[], out handed text[],
     out later integer)
@@ -23,7 +23,8 @@ begin
             where j.sequence_key = k.key and j.parked <> 'queue'
             order by j.sequence_key, j.parked, j.id limit 1) f
         where f.parked = 'next' or f.parked = 'sequence' and (
-            select true from sequence_halts h where h.sequence_key = k.key and h.job_id < f.id limit 1) is null),
+            select true from sequence_halts h
+            where h.sequence_key = k.key and h.job_id < f.id limit 1) is null),
     free as materialized (
         select j.ctid as tid, j.run_at, _must_wait(j.queue_name) as waits
         from live_jobs j where j.ctid = any (array(select f.tid from first f)) for update skip locked),
@@ -49,14 +50,16 @@ end;
 $$;
 
 -- The same in a pass, for those of these sequences that have no head. A sequence with a head needs nothing:
--- whoever ends the head hands on.
-create or replace function _open_idle_sequences(keys text[], since timestamptz, out opened integer, out queues text[])
+-- the end of the head hands on.
+create or replace function _open_idle_sequences(
+    keys text[], since timestamptz, out opened integer, out queues text[])
     language plpgsql set search_path from current
 as $$
 declare
     v_idle constant text[] := array(
         select k.key from unnest(keys) k(key)
-        where (select true from live_jobs h where h.sequence_key = k.key and h.sequence_head limit 1) is null);
+        where (select true from live_jobs h
+               where h.sequence_key = k.key and h.sequence_head limit 1) is null);
 begin
     opened := 0;
     if v_idle <> '{}' then

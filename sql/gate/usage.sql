@@ -1,4 +1,5 @@
--- gate/usage: what people and checks see of limits and rates (gate/queues, gate/rates), and of the gate itself.
+-- gate/usage: what people and checks see of limits and rates (gate/queues, gate/rates), and of the gate
+-- itself.
 
 -- The limits of queues and how much of each rate is used now: for list_queues and the view queue_stats. A
 -- view's functions run with the rights of the role that reads it, which may not read these tables.
@@ -144,8 +145,8 @@ declare
 begin
     return query
     select 'stands aside',
-           format('no idle worker took a job of the task %s in queue %s for a second: others go first until %s',
-                  job.task_identifier, job.queue_name, a.until),
+           format('no idle worker took a job of the task %s in queue %s for a second: others go first '
+                  'until %s', job.task_identifier, job.queue_name, a.until),
            'start a worker that takes it, or wait until those that do have room'
     from set_aside a
     where a.queue_name = job.queue_name and a.task_identifier = job.task_identifier
@@ -194,7 +195,8 @@ begin
     return query
     select 'error',
            'promotions fail, and are tried again every 5 seconds: '
-               || _few(array_agg(format('%s%s (%s)', r.lane, ' ' || r.job_id, r.problem) order by r.at, r.lane)),
+               || _few(array_agg(format('%s%s (%s)', r.lane, ' ' || r.job_id, r.problem)
+                                 order by r.at, r.lane)),
            'correct what the messages say: often a trigger, an index or a right that was changed by hand'
     from (select p.* from promotion_requests p where p.at is not null and p.problem is not null
           order by p.at limit 1000) r

@@ -11,7 +11,12 @@ from tests.support.files import for_each
 SQL = ROOT / "sql"
 MIGRATIONS = sorted((SQL / "migrations").glob("*.sql"))
 FUNCTIONS = sorted(
-    [*(SQL / "functions").glob("*.sql"), *(SQL / "modules").glob("*/*.sql"), SQL / "grants.sql"]
+    [
+        *(SQL / "functions").glob("*.sql"),
+        *(SQL / "gate").glob("*.sql"),
+        *(SQL / "modules").glob("*/*.sql"),
+        SQL / "grants.sql",
+    ]
 )
 
 

@@ -79,7 +79,8 @@ begin
     set (state, parked, ready_at, due_at) = (
             select p.* from _place(
                 now, now, _held(job.sequence_key, job.sequence_head, _unmet(job)), v_waits) p),
-        slot = null, pace = null, turn = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
+        slot = null, pace = null, turn = null, run_at = now, updated_at = now, worker_id = null,
+        claimed_at = null,
         started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
         reason = null, result = null, finished_at = null, expires_at = null, start_by = null,
         max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)

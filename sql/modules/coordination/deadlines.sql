@@ -33,8 +33,8 @@ create or replace function _wait_until(job live_jobs, max_wait interval, now tim
                 when _waits_again(job) then now + max_wait
                 else least((job).wait_until, coalesce((job).waits_since, (job).created_at) + max_wait) end;
 
--- Cancels jobs whose time to begin is over. It remembers how far it has walked (02_floors): a job that commits
--- with an earlier time, or that another session has locked, is cancelled up to two seconds later.
+-- Cancels jobs whose time to begin is over. It remembers how far it has walked (02_floors): a job that
+-- commits with an earlier time, or that another session has locked, is cancelled up to two seconds later.
 create or replace function _expire_jobs() returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off

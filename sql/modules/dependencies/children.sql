@@ -91,7 +91,8 @@ begin
         order by j.id + 0 for update skip locked);
     v_locked := _locked_of(v_touched, v_discarded);
     insert into promotion_requests (lane, job_id, at, later)
-    select 'unmet', w.id, v_now + interval '0.05 s', true from unnest(v_unmet) w(id) where w.id <> all (v_held)
+    select 'unmet', w.id, v_now + interval '0.05 s', true from unnest(v_unmet) w(id)
+    where w.id <> all (v_held)
     union
     select 'unmet', w.id, v_now + interval '0.05 s', true from unnest(v_waiting, v_touched) w(id, parent_id)
     where w.parent_id = any (v_locked) and w.id <> all (v_held);
@@ -102,7 +103,8 @@ end;
 $$;
 
 -- Places those of these children whose dependencies all hold, and sees to it that the others watch one that
--- does not. `since`: when this was asked for. `opened`: how many became available; `lanes`: where others wait.
+-- does not. `since`: when this was asked for. `opened`: how many became available; `lanes`: where others
+-- wait.
 create or replace function _place_children(
     child_ids bigint[], since timestamptz, out opened integer, out lanes text[])
     language plpgsql set search_path from current
@@ -158,7 +160,8 @@ begin
 end;
 $$;
 
--- Sees to it that these children, whose first open edges are given, watch an open edge. A child whose watch is no open edge any more watches another one:
+-- Sees to it that these children, whose first open edges are given, watch an open edge.
+-- A child whose watch is no open edge any more watches another one:
 --   the first open edge, if it has a lower id than the watch: it is late
 --   else the first one after the middle of those that are left, as parents tend to end in the order of their
 --   ids: so a child of many parents moves its watch a few times, and looks at each edge once

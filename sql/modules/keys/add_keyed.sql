@@ -233,7 +233,8 @@ begin
            _insert_job.unique_recheck, v_sequence.key, v_sequence.continue_on_cancelled,
            v_sequence.continue_on_discarded, request.expires_at, v_now + request.max_wait
     from _place(v_run_at, v_now,
-                _held(v_sequence.key, false, case when _depends(request.depends_on) then 'unmet' end), v_waits) p
+                _held(v_sequence.key, false, case when _depends(request.depends_on) then 'unmet' end),
+                v_waits) p
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.id is not null and (v_row.parked is not null or _worker_is_listening()) then
@@ -243,8 +244,8 @@ begin
 end;
 $$;
 
--- Lets claims find a job that was just added or changed: asks for a look at its lane if it is parked, notifies
--- workers. Callers ask first whether there is anything to do: most adds save the call.
+-- Lets claims find a job that was just added or changed: asks for a look at its lane if it is parked,
+-- notifies workers. Callers ask first whether there is anything to do: most adds save the call.
 create or replace function _announce(lane text) returns void
     language plpgsql set search_path from current
 as $$

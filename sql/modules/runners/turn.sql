@@ -136,16 +136,19 @@ create or replace function _refused_rows(refused _report[])
         max_attempts smallint, queue_name text, key text, flags jsonb, meta jsonb, sequence_key text,
         delivery text, crashes smallint, timeout_s double precision, run_at_s double precision,
         created_at_s double precision, why text, again_in_s double precision)
-    language sql stable
-begin atomic
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
     select 'refused', r.id, r.run, null::text, null::json, null::smallint, null::smallint, null::text,
            null::text, null::jsonb, null::jsonb, null::text, null::text, null::smallint, null::float8,
            null::float8, null::float8, r.problem, null::float8
     from unnest(_refused_rows.refused) r;
 end;
+$$;
 
--- Settles the reports of a turn. `refused`: those that did not count, each with its problem; `opened`: how many
--- jobs became available to claims. Errors: PW001.
+-- Settles the reports of a turn. `refused`: those that did not count, each with its problem; `opened`: how
+-- many jobs became available to claims. Errors: PW001.
 create or replace function _settle(
     max_jobs integer, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
     out refused _report[], out opened integer)
