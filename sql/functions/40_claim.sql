@@ -67,8 +67,8 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
 -- learns of it when it reconnects (reconcile). But two jobs of a sequence or of a serial queue must not run
 -- at once, so such a claim waits for the disk.
 --
--- PostgreSQL does wait, despite SKIP LOCKED, for a row that has been updated and whose new version is locked at
--- that moment: as long as the producer's transaction is open. After 200 ms the turn fails with 55P03 and
+-- PostgreSQL does wait, despite SKIP LOCKED, for a row that has been updated and whose new version is locked
+-- at that moment: as long as the producer's transaction is open. After 200 ms the turn fails with 55P03 and
 -- nothing counts; its worker repeats it.
 create or replace function _claim(
     worker_id bigint, wanted integer, task_identifiers text[], queue_names text[], forbidden_flags text[],

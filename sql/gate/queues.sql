@@ -17,7 +17,8 @@ begin atomic
     select u.queue_name, u.concurrency, u.paused,
            case when u.paused then 0 when u.concurrency is not null then u.concurrency
                 when u.rate_limit is not null or u.fair then 2147483647 end,
-           u.changed, u.held, u.rate_limit, u.rate_period, u.fair, u.rate_limit is not null or u.fair, u.family
+           u.changed, u.held, u.rate_limit, u.rate_period, u.fair, u.rate_limit is not null or u.fair,
+           u.family
     from (select n.name as queue_name,
                  case when q.inherits is false then q.concurrency when f.family is not null then f.concurrency
                       else 1 end as concurrency,
