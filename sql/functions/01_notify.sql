@@ -120,7 +120,7 @@ begin
     select l.* into v_look from _look(v_due_from) l;
     v_again := _again_in(v_look.asked, least(v_look.timer, v_look.due_at),
                          _left_behind(task_identifiers, queue_names, forbidden_flags,
-                                      _claim_floor(null, null, null, null), false));
+                                      _claim_floor(task_identifiers, queue_names, forbidden_flags), false));
     return case when v_again < 1 or least(v_look.timer, v_look.due_at) is not null then v_again end;
 end;
 $$;

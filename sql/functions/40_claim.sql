@@ -129,7 +129,7 @@ begin
     end if;
     if v_n > 0 and floor.until is not null or _entries_read('live_jobs_ready') - v_read > 1000 + 2 * v_n then
         perform _keep_claim_floor(
-            _owner_of_claims(worker_id, task_identifiers, queue_names, forbidden_flags), worker_id, v_run,
+            _owner_of_claims(task_identifiers, queue_names, forbidden_flags), worker_id, v_run,
             floor.until, v_began);
     end if;
 end;
@@ -137,14 +137,14 @@ $$;
 
 -- Where this claim begins to walk: at the head, or at the place that the session remembers for these filters.
 create or replace function _claim_floor(
-    worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[],
+    task_identifiers text[], queue_names text[], forbidden_flags text[],
     out priority smallint, out at timestamptz, out id bigint, out until bigint)
     language plpgsql set search_path from current
 as $$
 begin
     if current_setting('pyworker.floor_ready', true) <> '' then
         select f.* into priority, at, id, until from _floor_of(
-            'ready', _owner_of_claims(worker_id, task_identifiers, queue_names, forbidden_flags)) f;
+            'ready', _owner_of_claims(task_identifiers, queue_names, forbidden_flags)) f;
     end if;
     if until is null then
         priority := -32768;
@@ -154,12 +154,12 @@ begin
 end;
 $$;
 
--- The claims of this worker with these filters, in this schema.
+-- Claims with these filters, in this schema.
 create or replace function _owner_of_claims(
-    worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[]) returns text
+    task_identifiers text[], queue_names text[], forbidden_flags text[]) returns text
     language sql stable
-    return hashtextextended(row('live_jobs'::regclass::oid, worker_id, task_identifiers, queue_names,
-                                forbidden_flags)::text, 0)::text;
+    return hashtextextended(
+        row('live_jobs'::regclass::oid, task_identifiers, queue_names, forbidden_flags)::text, 0)::text;
 
 -- Remembers the place that a claim has reached, after a walk that passed many dead entries. `until`: of the
 -- floor at which it began, null if it began at the head. A walk that found nothing has seen all that was

@@ -42,6 +42,7 @@ as $$
 declare
     v_now constant timestamptz := clock();
     v_began constant timestamptz := clock_timestamp();
+    v_read constant bigint := _entries_read('promotion_requests_open');
     v_gate gate;
     v_xmin constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
     v_own constant xid8 := pg_current_xact_id_if_assigned();
@@ -72,7 +73,8 @@ begin
     into v_taken from taken t;
     again := v_taken.requests >= 1000;
     opened := 0;
-    if clock_timestamp() > v_began + interval '0.5 ms' and not again and only_lane is null
+    if _entries_read('promotion_requests_open') - v_read > 1000 + 2 * v_taken.requests
+       and not again and only_lane is null
        and v_gate.floor < v_xmin and (v_gate.floor_at < v_began - interval '1 second') is not false then
         update gate g set floor = v_xmin, floor_at = v_began;
     end if;

@@ -165,7 +165,7 @@ begin
             select (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > w.name
                     order by j.queue_name limit 1), w.n + 1
             from waiting w where starts_with(w.name, coalesce(family, _turns_in.queue_name)) and w.n < 20)
-        select case when count(*) >= 20 then 1 else greatest(1, least(most, 100) / greatest(count(*), 1)) end
+        select case when count(*) >= 20 then 1 else greatest(1, most / greatest(count(*), 1)) end
         from waiting w where starts_with(w.name, coalesce(family, _turns_in.queue_name)));
 end;
 $$;

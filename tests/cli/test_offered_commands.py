@@ -51,8 +51,9 @@ def test_a_halted_sequence_and_a_full_queue_name_their_commands(db: Any, call: A
             sequence_policy => '{"key": "a b"}');
         select pyworker.permanently_fail_jobs('{1}', 'boom');
         select pyworker.set_queue('it''s', 1, 10, '1 minute');
-        select pyworker.add_job('runs', queue_name => 'it''s') from generate_series(1, 2);
-        select * from pyworker.claim_jobs(pyworker.register_worker(), 1, array['runs'])""")
+        select pyworker.add_job('runs', queue_name => 'it''s') from generate_series(1, 2)""")
+    db.execute("select pyworker.register_worker()")
+    db.execute("select * from pyworker.claim_jobs(1, 1, array['runs'])")
     told = call("explain", "2")
     assert "   → pyworker retry 1 runs that job again; pyworker sequences resume 'a b' goes on " in told
     command = next(c for c in commands_in(call("explain", "4")) if "queues set" in c)

@@ -28,13 +28,11 @@ ALONE = """
 
 # A session keeps a place for 20 times as long as it took to reach it; here, for two seconds.
 PROLONG = """
-    select set_config(n, row(w.owner, clock_timestamp() + interval '1.9 s', w.places, w.late_ids,
-            w.seen)::text, false),
-        setval('pyworker.walks_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 10000)
-    from unnest(array['claim', 'due', 'requests', 'expired']) name
-    cross join lateral (select 'pyworker.walk_' || name) s(n)
-    cross join lateral (select (nullif(current_setting(n, true), '')::pyworker._walk).*) w
-    where w.until is not null"""
+    select set_config(n, regexp_replace(current_setting(n), '[0-9]+$', (
+        extract(epoch from clock_timestamp()) * 1000000 + 1900000)::bigint::text), false)
+    from unnest(array['ready', 'due', 'expired']) name
+    cross join lateral (select 'pyworker.floor_' || name) s(n)
+    where current_setting(n, true) <> ''"""
 
 
 class Reads:

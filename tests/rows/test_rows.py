@@ -139,12 +139,8 @@ def test_no_call_of_a_program_reads_what_has_expired_under_an_old_snapshot(place
     assert not found, "\n".join(found)
 
 
-# Two promotions one after the other leave behind all but 1,000 parked jobs of a queue without a limit.
-STRANDED = pytest.param("gone: parked", marks=pytest.mark.xfail(reason="jobs stay parked", strict=True))
-
-
 @pytest.mark.torture
-@pytest.mark.parametrize("crowd", [name if name != "gone: parked" else STRANDED for name in crowds.GONE])
+@pytest.mark.parametrize("crowd", crowds.GONE)
 def test_no_call_of_a_program_reads_what_has_gone_under_an_old_snapshot(place: Place, crowd: str) -> None:
     found = grown_under_an_old_snapshot(place, [crowd], MANY // 20, MANY)
     assert not found, "\n".join(found)

@@ -160,17 +160,13 @@ def test_a_place_that_is_kept_for_longer_than_two_seconds_is_dropped(
     assert claim(noted, worker, 1, by=ahead) == [hidden]
 
 
-@pytest.mark.parametrize("other", ["worker", "task_identifiers", "queue_names", "forbidden_flags"])
-def test_a_place_is_for_the_same_worker_and_filters_only(
-    noted: Any, hidden: int, api: Any, worker: int, other: str
+@pytest.mark.parametrize(
+    "filters", [{"task_identifiers": ["t"]}, {"queue_names": ["default"]}, {"forbidden_flags": ["f"]}]
+)
+def test_a_place_is_for_the_same_filters_only(
+    noted: Any, hidden: int, worker: int, filters: dict[str, list[str]]
 ) -> None:
-    filters = {
-        "task_identifiers": {"task_identifiers": ["t"]},
-        "queue_names": {"queue_names": ["default"]},
-        "forbidden_flags": {"forbidden_flags": ["f"]},
-    }.get(other, {})
-    by = api.register_worker() if other == "worker" else worker
-    assert claim(noted, by, 1, **filters) == [hidden]
+    assert claim(noted, worker, 1, **filters) == [hidden]
 
 
 def test_a_session_may_use_any_date_style(noted: Any, worker: int) -> None:
