@@ -31,12 +31,11 @@ begin
         where p.better in (select f.tid from free f) and p.worse in (select f.tid from free f)),
     moved as (
         update live_jobs j
-        set ready_at = case when j.ctid = c.better then greatest(v_now, j.run_at) end,
-            parked = case when j.ctid = c.worse then 'queue' end,
-            slot = case when j.ctid = c.better then c.slot end,
-            pace = case when j.ctid = c.better then c.pace end,
-            turn = case when j.ctid = c.better then c.turn end
-        from changed c where j.ctid in (c.better, c.worse)
+        set ready_at = case when m.goes_in then greatest(v_now, j.run_at) end,
+            parked = case when not m.goes_in then 'queue' end, slot = m.slot, pace = m.pace, turn = m.turn
+        from (select c.better as tid, true as goes_in, c.slot, c.pace, c.turn from changed c
+              union all select c.worse, false, null, null, null from changed c) m
+        where j.ctid = m.tid -- PostgreSQL would walk the whole table for `in (c.better, c.worse)`
         returning j.queue_name)
     select array_agg(distinct 'queue:' || m.queue_name) into v_lanes from moved m;
     return v_lanes;

@@ -113,13 +113,19 @@ declare
 begin
     opened := 0;
     again := false;
-    for v_lane in
-        select distinct r.lane, r.job_id from promotion_requests r
-        where r.at is null or r.at <= v_now limit 1000
+    for v_lane in -- of the requests that _pass takes
+        select distinct u.lane, u.job_id from (
+            (select a.lane, a.job_id from promotion_requests a
+             where a.at is null and a.xid >= (select g.floor from gate g limit 1)
+             order by a.xid, a.id limit 1000)
+            union all
+            (select t.lane, t.job_id from promotion_requests t where t.at <= v_now
+             order by t.at limit 1000)) u
     loop
         begin
             v_pass := _pass(wanted, v_lane.lane, v_lane.job_id);
             opened := opened + v_pass.opened;
+            again := again or v_pass.again;
         exception when others then
             get stacked diagnostics v_problem = message_text;
             raise warning 'the gate leaves % aside for 5 seconds: %', v_lane.lane, v_problem;

@@ -17,7 +17,7 @@ from tests.crashpoints import wal
 from tests.support.servers import Postgres
 
 # Lost at a crash, by design: hints (sql/README.md). All other tables must be as the commits made them.
-UNLOGGED = {"waiters", "late_arrivals"}
+UNLOGGED = {"waiters"}
 SETTINGS = {
     "full_page_writes": "on", "wal_level": "replica", "checkpoint_timeout": "1d", "max_wal_size": "10GB",
     "autovacuum": "off", "max_connections": "30", "max_prepared_transactions": "4",

@@ -10,7 +10,7 @@ from tests.interleavings.verbs import VERBS, Verb
 # A call may raise these at a level; they mean "not done, try again".
 AGAIN = {"rc": {"55P03"}, "rr": {"40001", "55P03"}, "ssi": {"40001", "55P03"}}
 # Rows that many jobs share, or that belong to one job.
-SHARED = {"unique_keys", "promotion_requests", "starts", "set_aside", "gate"}
+SHARED = {"unique_keys", "promotion_requests", "starts", "set_aside", "held_settings", "gate"}
 JOBS = {"live_jobs", "finished_jobs"}
 
 

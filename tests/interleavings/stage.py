@@ -14,8 +14,8 @@ from tests.interleavings.verbs import LEVELS, VERBS
 
 TABLES = [
     "live_jobs", "finished_jobs", "unique_keys", "errors", "promotion_requests", "workers", "claims",
-    "sequence_halts", "queues", "starts", "set_aside", "schedule_entries", "edges", "watches", "steps",
-    "signals", "vanished_parents", "audit_log",
+    "sequence_halts", "queues", "held_settings", "starts", "set_aside", "schedule_entries", "edges",
+    "watches", "steps", "signals", "vanished_parents", "audit_log",
 ]  # fmt: skip
 REGISTERS = ["listening_until", "silent_before", "swept_at", "maintain_at", "due_told_at", "waited_until"]
 # Worker 3 listens. In every state worker 2 and 3 are live, and worker 1 unless it is dead.
@@ -45,6 +45,7 @@ RESTORE = """
     $$
 """
 
+PROMOTE = "select pyworker.promote_jobs()"
 # A job is known by who added it: its id depends on the schedule.
 LOOK = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(3, 10)"
 
@@ -100,16 +101,16 @@ class Stage:
         self.notified()
 
     def notified(self) -> set[int]:
-        """The sessions that have notified worker 3 since the last call."""
+        """The other sessions that have notified worker 3 since the last call."""
         self.listener.execute("select 1")
-        return {notify.pid for notify in self.listener.notifies(timeout=0)}
+        return {notify.pid for notify in self.listener.notifies(timeout=0)} - {self.listener.info.backend_pid}
 
     def look(self, run: Run, idle: int | None) -> None:
         """What worker 3 does when a transaction has ended: if it is notified, it claims again.
 
         It takes nothing, so that the state stays what the two sessions have made of it: only what
-        it is told counts, when to look again. If it is itself one of the two (`idle`), it looks when its
-        schedule says; what notified it before that does not count.
+        it lets in counts, and what it is told, when to look again. If it is itself one of the two
+        (`idle`), it looks when its schedule says; what notified it before that does not count.
         """
         by = self.notified()
         if idle is not None:
@@ -118,6 +119,7 @@ class Stage:
             run.notified = run.notified or bool(by)
         elif by:
             try:
+                self.listener.execute(PROMOTE)
                 self.listener.execute("begin")
                 taken = self.listener.execute(LOOK).fetchall()
             except psycopg.errors.QueryCanceled:
@@ -157,6 +159,8 @@ class Stage:
             self.conn.execute("select setval('pyworker.listening_until', 0)")
 
         def ended(run: Run) -> None:
+            if VERBS[verbs[run.trace[-1].session]].reports:  # who has reported takes its next turn at once
+                self.conn.execute(PROMOTE)
             if any(not actor.done for actor in actors) or idle is not None:
                 self.look(run, idle)
 

@@ -113,7 +113,7 @@ def test_a_hot_call_touches_little_more_than_it_returns(
         watched(lambda a: a.rows(TIDIED))
         if "Seq Scan" in rows or sum(rows.values()) > limit:
             found[name] = rows
-    assert found == {}
+    assert found == {}, found
 
 
 @pytest.mark.parametrize("statistics", ["of an empty table", "of a full table"])
@@ -130,34 +130,20 @@ def test_a_claim_walks_the_index_in_order_and_sorts_nothing(
         expected = api.rows("select id from pyworker.jobs order by priority, run_at, id limit %s", [limit])
         plans = [p for p in watched(lambda a: a.claim_jobs(worker, limit)) if sum(touched([p]).values())]
         assert [(job.id,) for job in watched.result] == expected
-        if len(plans) == 3:
+        if len(plans) == 2:
             break
-    assert len(plans) == 3, [plan["Query Text"] for plan in plans]
-    walk, update, read = plans
-    kinds = [(node["Node Type"], node.get("Index Name")) for node in nodes(walk["Plan"])]
+    assert len(plans) == 2, [plan["Query Text"] for plan in plans]
+    claim, read = plans
+    kinds = [(node["Node Type"], node.get("Index Name")) for node in nodes(claim["Plan"])]
     assert ("Index Scan", "live_jobs_ready") in kinds
     assert {kind for kind, _ in kinds} <= {
-        "Aggregate",
-        "Subquery Scan",
-        "Nested Loop",
-        "Function Scan",
-        "Limit",
-        "LockRows",
-        "Index Scan",
-        "Index Only Scan",  # of promotion_requests and of due jobs
-        "Result",  # what a round looks at first
-    }
-    assert {node["Node Type"] for node in nodes(update["Plan"])} == {
-        "ModifyTable",
-        "Result",  # the row of claims
-        "Nested Loop",
-        "Function Scan",
-        "Tid Scan",
-        "Index Scan",  # of tasks
-    }
+        "Aggregate", "CTE Scan", "Index Only Scan", "Index Scan", "Limit", "LockRows", "ModifyTable",
+        "Nested Loop", "Result", "Subquery Scan", "Tid Scan",
+    }  # fmt: skip
     kinds = [node["Node Type"] for node in nodes(read["Plan"])]
     assert kinds == ["Nested Loop", "Function Scan", "Index Scan"]
-    assert [sum(touched([plan]).values()) for plan in plans] == [limit, limit, limit]
+    # It finds and updates each job; then it reads what it returns.
+    assert [sum(touched([plan]).values()) for plan in plans] == [2 * limit, limit]
 
 
 @pytest.mark.parametrize("batch", [1, 20])
@@ -183,165 +169,44 @@ def test_a_claim_is_a_hot_update(api: Any, actor: Any, worker: int, verb: str, b
     assert [now - then for now, then in zip(counts(), before, strict=True)] == [60, 60]
 
 
-# Queues and sequences, at the size that the contract speaks of ------------------------------------
-
-CROWD = """
-    insert into pyworker.live_jobs (
-        state, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
-            delivery, payload, sequence_key)
-    select case k.parked when 'queue' then 'available' else 'pending' end, k.parked, now(), i % 3, 25, now(),
-        now(), 't',
-           k.name || case when k.name = 'n' then i::text else '' end,
-           'at_least_once', '{}', k.key
-    from (values ('n', 'queue', null, 50000), ('q', 'queue', null, 100000),
-        (null, 'sequence', 's', 100000)) k(name, parked, key, many)
-    cross join generate_series(1, k.many / %s) i
-"""
-LIMITS = """
-    insert into pyworker.queues (queue_name, concurrency)
-    select 'n' || i, 2 from generate_series(40001, 50000) i union all select 'z' || i || '*', 2
-    from generate_series(1, 5) i
-"""
-
-
-def step(sql: str) -> Callable[[Any], Any]:
-    return lambda a: a.rows("set search_path = pyworker; " + sql)
-
-
-def filling(queue_names: str) -> Callable[[Any], Any]:
-    return step(
-        f"select _fill_queues(array_agg(q.queue_name), array_agg(q.slots)) from _queues_of('{queue_names}') q"
-    )
-
-
-# In this order; each is one state of the queue q, or of the sequence s, and how many rows of
-# live_jobs it may touch.
-STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
-    "_fill_queues, a free slot": (filling("{q}"), 5),
-    "_fill_queues, no free slot": (filling("{q}"), 5),
-    "_fill_queues, one queue of many": (filling("{n4711}"), 5),
-    "_fill_queues, one that was set": (filling("{n47110}"), 5),
-    "_fill_queues, no such queue": (filling("{none}"), 0),
-    "set_queue": (step("select set_queue('q', 4)"), 0),
-    "_fill_queues, a raised limit": (filling("{q}"), 10),
-    "lower": (step("select set_queue('q', 1)"), 0),
-    "_fill_queues, a lowered limit": (filling("{q}"), 20),
-    "lift": (step("select set_queue('q')"), 0),
-    "_fill_queues, no limit": (filling("{q}"), 3100),
-    "_fill_queues, no limit, full": (filling("{q}"), 1100),
-    "pause_queue": (step("select pause_queue('q')"), 0),
-    "_fill_queues, paused": (filling("{q}"), 3100),
-    "_park_candidates, none": (step("select _park_candidates('{n4711}')"), 2100),
-    "resume_queue": (step("select resume_queue('q')"), 0),
-    "serial": (step("select set_queue('q', 1)"), 0),
-    "_queue_changed": (step("select _queue_changed('q*'), _queue_changed('n*'), _queue_changed('q')"), 0),
-    "_fill_family, one name": (step("select _fill_family('q')"), 6),
-    "_fill_family, a thousand names": (step("select _fill_family('n49')"), 3500),
-    "_fill_family, no name": (step("select _fill_family('none')"), 5),
-    "_promote_idle_sequences, no head": (step("select _promote_idle_sequences('{s}', clock_timestamp())"), 6),
-    "_promote_idle_sequences, a head": (step("select _promote_idle_sequences('{s}', clock_timestamp())"), 3),
-    "an end": (
-        step("select close from _finalize_jobs("
-             "array(select id from live_jobs where sequence_head), null, 'completed') close"), 15,
-    ),
-    "_promote_next, no such": (step("select _promote_next('{none}', null)"), 0),
-    "promote_jobs": (
-        step("delete from promotion_requests;"
-             "insert into promotion_requests values ('queue:q'), ('sequence:s');"
-             "select promote_jobs()"), 12,
-    ),
-    "reset": (step("delete from queues where queue_name = 'q'; delete from promotion_requests"), 0),
-}  # fmt: skip
+# Queues: what the others hold ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("analyzed", ["while empty", "while all of them wait", "while some are ready"])
 def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: Any, analyzed: str) -> None:
     analyze = "analyze pyworker.live_jobs"
-    ready = (
-        "update pyworker.live_jobs set state = 'available', ready_at = run_at, parked = null "
-        "where queue_name ~ %s"
-    )
 
-    def turn(number: int) -> dict[str, float]:
-        """Within a claim, as its settings count, too."""
-        sql = (
-            f"insert into promotion_requests values ('queue:n{number}'); "
-            f"select claim_jobs({worker}, 1, '{{}}')"
-        )
-        plans = watched(step(sql))
-        return touched([plan for plan in plans if "has_slot = nullif" in plan["Query Text"]])
+    def turn(number: int, priority: int = 0) -> dict[str, float]:
+        """An add to a queue of two jobs, and the promotion that it asks for."""
+        api.add_job("t", queue_name=f"n{number}", priority=priority)
+        rows = touched(watched(lambda a: a.promote_jobs()))
+        assert watched.result == (priority == 0)
+        return rows
 
-    api.rows(f"truncate pyworker.live_jobs; {analyze}")
+    api.rows(f"truncate pyworker.live_jobs, pyworker.promotion_requests; {analyze}")
     try:
         api.rows(  # in no order
             "select count(*) from (select pyworker.add_jobs(jsonb_agg(jsonb_build_object("
             "  'identifier', 't', 'queue_name', 'n' || i * 7919 % 5000))) "
-            "from generate_series(1, 10000) i) jobs;"
-            "delete from pyworker.promotion_requests"
+            "from generate_series(1, 10000) i) jobs"
         )
         if analyzed == "while some are ready":
-            api.rows(ready, ["^n10"])
+            while api.promote_jobs():
+                pass
+            api.rows(
+                "update pyworker.live_jobs set ready_at = null, slot = null, parked = 'queue' "
+                "where queue_name ~ '^n3'"
+            )
+        api.rows("delete from pyworker.promotion_requests")
         if analyzed != "while empty":
             api.rows(analyze)
-        turn(3000)  # plans are kept from here on
-        api.rows(ready, ["^n1"])
-        rows = [turn(number) for number in range(3001, 3010)]
-        assert all(rows)
-        assert [
-            found for found in rows if sum(found.values()) > 5
-        ] == []  # the first, the last, and the one that gets the slot
+        for number in range(3000, 3006):
+            turn(number)  # plans are kept from here on
+            turn(number, priority=-1)
+        rows = [turn(number) for number in range(3006, 3015)]
+        better = [turn(number, priority=-1) for number in range(3006, 3015)]
+        assert all(sum(found.values()) for found in rows + better)
+        assert [found for found in rows if sum(found.values()) > 10 or "Seq Scan" in found] == []
+        assert [found for found in better if sum(found.values()) > 20 or "Seq Scan" in found] == []
     finally:
         api.rows("truncate pyworker.live_jobs, pyworker.promotion_requests; analyze pyworker.live_jobs")
-
-
-def test_queues_and_sequences_touch_few_rows_however_many_wait_and_with_any_statistics(
-    api: Any, watched: Any
-) -> None:
-    found: dict[str, Any] = {}
-
-    def steps(when: str) -> None:
-        for name, (call, limit) in STEPS.items():
-            plans = [
-                plan for plan in watched(call) if "set search_path = pyworker;" not in plan["Query Text"]
-            ]
-            rows, limits = touched(plans), touched(plans, "queues")
-            if (
-                "Seq Scan" in {*rows, *limits}
-                or sum(rows.values()) > limit + 10  # while the table is all but empty any index will do
-                or (name.startswith("_fill_queues") and sum(limits.values()) > 10)
-            ):
-                found[f"{when}: {name}"] = {**rows, **limits}
-
-    def again() -> None:
-        """All as it was before the steps."""
-        api.rows(
-            "update pyworker.live_jobs set ready_at = null, sequence_head = null,"
-            "  state = case when queue_name is null then 'pending' else 'available' end,"
-            "  parked = case when queue_name is null then 'sequence' else 'queue' end"
-            " where ready_at is not null or sequence_head"
-        )
-
-    api.rows("truncate pyworker.live_jobs, pyworker.queues; analyze pyworker.live_jobs, pyworker.queues")
-    try:
-        for _ in range(6):
-            api.rows(CROWD.replace("% 3", "%% 3"), [25_000])  # a few, so that every statement is planned
-            steps("few rows")
-            api.rows("delete from pyworker.live_jobs")
-        api.rows(CROWD.replace("% 3", "%% 3"), [1])
-        api.rows(LIMITS)
-        steps("statistics of an empty table")
-        again()
-        api.rows("analyze pyworker.live_jobs, pyworker.queues")
-        for _ in range(6):
-            steps("statistics of a full table")
-            again()
-        api.rows("delete from pyworker.live_jobs")
-        api.rows(CROWD.replace("% 3", "%% 3"), [25_000])
-        steps("statistics of a table once full")
-    finally:
-        api.rows(
-            "truncate pyworker.live_jobs, pyworker.queues, pyworker.promotion_requests, "
-            "pyworker.finished_jobs"
-        )
-        api.rows("analyze pyworker.live_jobs, pyworker.queues")
-    assert found == {}

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -42,6 +42,7 @@ SERIAL = [f"ser{i}" for i in range(4)]
 STEADY = [*SERIAL, "two", "five", "both", "r20", "r3", "fam:a", "fam:b", "turns:a", "turns:b"]
 CHANGING = ["x", "g:a", "g:b"]
 SEQUENCES = [f"s{i}" for i in range(6)]
+UNRULY = {"job_key", "depends_on", "expires_at"}
 GOES_ON = {"continue_on_cancelled": True, "continue_on_discarded": True}
 
 # What the rows of jobs went through, as their transactions wrote it. `decided`: before the statement.
@@ -98,13 +99,26 @@ class Turmoil:
         self.faults: list[Any] = []
         self.counts: Counter[str] = Counter()
         self.known: dict[int, Any] = {}  # when every session could see a job of a sequence
-        self.by_hand: set[int] = set()  # jobs whose report need not count
+        self.by_hand: set[int] = set()  # jobs whose report need not count, and whose place is not theirs
+        self.ids: list[int] = []
 
     @contextmanager
     def connect(self, **options: Any) -> Iterator[psycopg.Connection[Any]]:
         with psycopg.connect(self.dsn, autocommit=True, row_factory=namedtuple_row, **options) as conn:
             conn.execute("set synchronous_commit = off")
             yield conn
+
+    def go_on(self, until: float) -> None:
+        """Turmoil and calm in turn."""
+        while time.monotonic() < until and not self.faults:
+            self.goes_on.set()
+            self.calm.wait()
+            threading.Timer(1.5, self.goes_on.clear).start()
+            self.calm.wait()
+            self.drain()
+            self.counts["rounds"] += 1
+        self.over.set()
+        self.calm.wait()
 
     def take_part(self, act: Any) -> None:
         """Acts while the turmoil goes on, then waits until all is calm, and again."""
@@ -115,10 +129,11 @@ class Turmoil:
                     return
                 act()
                 self.calm.wait()
+        except threading.BrokenBarrierError:
+            pass  # another one has failed
         except Exception as error:
             self.faults.append((type(error).__name__, str(error)))
             self.calm.abort()
-            raise
 
     def observe(self) -> None:
         with self.connect() as conn:
@@ -154,7 +169,14 @@ class Turmoil:
         for (id,) in conn.execute(ANY).fetchall():
             self.by_hand.add(id)
             call = rng.choice(
-                ["cancel_job(%s)", "delete_job(%s)", "reschedule_jobs(array[%s::bigint], priority => -1)"]
+                [
+                    "cancel_job(%s)",
+                    "delete_job(%s)",
+                    "reschedule_jobs(array[%s::bigint], priority => -1)",
+                    "reschedule_jobs(array[%s::bigint], run_at => now() + interval '50 ms')",
+                    "retry_job(%s)",
+                    "complete_jobs(array[%s::bigint])",
+                ]
             )
             try:
                 with conn.transaction():
@@ -170,6 +192,7 @@ class Turmoil:
         with self.connect() as conn:
             conn.execute("listen pyworker")
             worker = conn.execute("select pyworker.register_worker()").fetchone()[0]  # type: ignore[index]
+            check_invariants(conn)
             until, done = time.monotonic() + DEADLINE, [[], []]
             while True:
                 rows = conn.execute(
@@ -241,6 +264,11 @@ class Session:
         else:
             self.die(conn)
 
+    def soon(self, conn: psycopg.Connection[Any]) -> str:
+        sql = "select pyworker.clock() + %s * interval '1 ms'"
+        (at,) = conn.execute(sql, [self.random.randrange(400)]).fetchone()  # type: ignore[misc]
+        return str(at)
+
     def add(self, conn: psycopg.Connection[Any]) -> None:
         rng, specs = self.random, []
         waits_open = rng.random() < 0.15
@@ -253,23 +281,32 @@ class Session:
             if kind > 0.5:
                 spec["sequence_policy"] = {"key": rng.choice(SEQUENCES), **GOES_ON}
             if rng.random() < 0.2:
-                spec["run_at"] = (
-                    conn.execute("select pyworker.clock() + %s * interval '1 ms'", [rng.randrange(400)])
-                    .fetchone()[0]
-                    .isoformat()
-                )  # type: ignore[index]
+                spec["run_at"] = self.soon(conn)
             if rng.random() < 0.2:
                 spec["priority"] = rng.choice([-1, 1])
+            if rng.random() < 0.15:
+                spec["job_key"] = f"k{rng.randrange(6)}"
+            if rng.random() < 0.1 and self.it.ids:
+                spec["depends_on"] = [{"id": rng.choice(self.it.ids[-50:]), "on": "end"}]
+            if rng.random() < 0.05:
+                spec["expires_at"] = self.soon(conn)
             specs.append(spec)
         rolled_back = rng.random() < 0.1
-        with conn.transaction(force_rollback=rolled_back):
-            rows = conn.execute("select * from pyworker.add_jobs(%s)", [Jsonb(specs)]).fetchall()
-            if waits_open:
-                conn.execute("select pg_sleep(%s)", [rng.random() * 0.2])
+        try:
+            with conn.transaction(force_rollback=rolled_back):
+                rows = conn.execute("select * from pyworker.add_jobs(%s)", [Jsonb(specs)]).fetchall()
+                if waits_open:
+                    conn.execute("select pg_sleep(%s)", [rng.random() * 0.2])
+        except psycopg.ProgrammingError as error:
+            if not any(text in str(error) for text in ("depends_on:", "a time ahead")):
+                raise
+            return
         if not rolled_back:
             self.it.counts["added"] += len(rows)
             (now,) = conn.execute("select clock_timestamp()").fetchone()  # type: ignore[misc]
-            self.it.known |= {row.id: now for row in rows if row.sequence_key}
+            self.it.known |= {row.id: now for row in rows if row.sequence_key and not row.deduplicated}
+            self.it.by_hand |= {row.id for row, spec in zip(rows, specs, strict=True) if UNRULY & {*spec}}
+            self.it.ids += [row.id for row in rows]
 
     def reports(self, some: list[Any]) -> tuple[list[Any], list[Any], Any]:
         """How these jobs end."""
@@ -406,18 +443,8 @@ def test_the_gate_breaks_no_limit_rate_or_order_and_strands_nothing(
         threads = [threading.Thread(target=it.take_part, args=(part,), daemon=True) for part in parts]
         for thread in threads:
             thread.start()
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not it.faults:
-            it.goes_on.set()
-            it.calm.wait()
-            over = threading.Timer(1.5, it.goes_on.clear)
-            over.start()
-            it.calm.wait()
-            it.drain()
-            it.counts["rounds"] += 1
-        it.over.set()
-        if not it.calm.broken:
-            it.calm.wait()
+        with suppress(threading.BrokenBarrierError):
+            it.go_on(time.monotonic() + seconds)
         for thread in threads:
             thread.join()
         it.faults += judge(conn, it)

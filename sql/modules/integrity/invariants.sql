@@ -127,9 +127,9 @@ begin
         where j.queue_name = n.queue_name and j.ready_at is not null and j.slot = q.changed) t
     where t.taken > q.slots
     union all
-    select distinct 'stranded queue', j.queue_name, null::jsonb
-    from (select distinct on (l.queue_name, l.task_identifier, coalesce(l.flags::text, '')) l.*
-          from live_jobs l where l.parked = 'queue' limit max_rows / 10) j
+    select 'stranded queue', j.queue_name, null::jsonb
+    from (select distinct l.queue_name
+          from (select p.queue_name from live_jobs p where p.parked = 'queue' limit max_rows) l) j
     cross join lateral _queues_of(array[j.queue_name]) q
     where not q.paused
       and not exists (select from promotion_requests w where w.lane = 'queue:' || j.queue_name)

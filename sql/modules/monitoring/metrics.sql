@@ -21,7 +21,7 @@ begin
          order by j.due_at, j.id limit max_rows)
         union all
         (select j.state, j.queue_name, null from live_jobs j where j.parked = 'queue'
-         order by j.queue_name, j.task_identifier, coalesce(j.flags::text, '') collate "C" limit max_rows)
+         order by j.queue_name, j.priority, j.run_at, j.id limit max_rows)
         union all
         (select j.state, j.queue_name, null from live_jobs j where j.parked <> 'queue'
          order by j.sequence_key, j.parked, j.id limit max_rows)

@@ -145,8 +145,7 @@ begin
               union all
               (select j.id, j.state, j.run_at from live_jobs j
                where j.queue_name = list_queues.queue_name and j.parked = 'queue'
-               order by j.queue_name, j.task_identifier,
-               coalesce(j.flags::text, '') collate "C" limit 1000)) t;
+               order by j.queue_name, j.priority, j.run_at, j.id limit 1000)) t;
         return next;
     end loop;
 end;
