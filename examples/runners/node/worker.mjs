@@ -23,6 +23,8 @@ export class Worker extends EventEmitter {
   held = new Set() // the jobs that are claimed and not reported, in the order of their claims
   aliveAt = Infinity // when the last beat that was answered was sent
   workAt = 0 // when to claim again
+  woken = false // by a notification, since the last claim
+  vain = 0 // by how much a notification's claim is put off: the last ones brought nothing
   doubtUntil = 0 // until then jobs may come to light that an answer had, which was lost
   apartUntil = 0 // until then each turn reports one job: another session has locked some
   calmUntil = 0 // until then no job waits here: some have waited too long
@@ -111,15 +113,18 @@ export class Worker extends EventEmitter {
       pyworker.work($1, r.done_ids, r.done_runs, r.done_results, r.reports, $5, $6) w`
     const reports = [...idsOf(ended), ended.map(job => job.report)]
     const values = [this.id, ...reports, room, Object.keys(this.handlers), ended.length > 1 ? '1s' : '200ms']
-    this.workAt = Infinity // a notification from now on sets it to 0
-    const sent = now()
+    const woken = this.woken, sent = now()
+    this.woken = false
+    this.workAt = Infinity // a notification from now on sets it to a time
     const rows = await this.ask(sql, values).catch(error => this.setAside(ended, error))
     const until = this.until(sent, room)
     for (const row of rows ?? []) {
       if (row.kind === 'job') this.held.add(new Job(this, row, until + (row.crashes ? this.alone - HOLD : 0)))
-      else if (row.kind === 'turn') this.workAt = this.workAt && now() + row.again_in_s
+      else if (row.kind === 'turn') this.workAt = Math.min(this.workAt, now() + row.again_in_s)
       else log('refused', row.id, row.run, row.why)
     }
+    if (rows?.some(row => row.kind === 'job')) this.vain = 0
+    else if (woken && rows) this.vain = Math.min(2 * this.vain || 0.005, 0.1)
     for (const job of rows ? ended : []) this.held.delete(job)
     this.begin()
   }
@@ -165,7 +170,8 @@ export class Worker extends EventEmitter {
     ear.on('error', () => {})
     const hear = payload => {
       if (payload === 'cancel' || payload === 'migrate') return this.emit('beat')
-      this.workAt = 0
+      this.woken = true
+      this.workAt = Math.min(this.workAt, now() + this.vain)
       this.emit('work')
     }
     ear.on('notification', note => hear(note.payload))

@@ -74,6 +74,8 @@ type worker struct {
 	alive    time.Time // when the last beat that was answered was sent
 	patience time.Duration
 	again    time.Time     // when to claim again
+	woken    bool          // by a notification, since the last claim
+	vain     time.Duration // by how much a notification's claim is put off: the last ones brought nothing
 	doubts   time.Time     // until then jobs may come to light that an answer had, which was lost
 	apart    time.Time     // until then each turn reports one job: another session has locked some
 	calmTill time.Time     // until then no job waits here: some have waited too long
@@ -235,7 +237,9 @@ func (w *worker) turn() error {
 		}
 		return nil
 	}
-	w.again = time.Now().Add(time.Hour) // a notification from now on makes it zero
+	woken := w.woken
+	w.woken = false
+	w.again = time.Now().Add(time.Hour) // a notification from now on makes it earlier
 	w.mu.Unlock()
 	if len(ended) > 1 {
 		patience = "1s"
@@ -250,23 +254,35 @@ func (w *worker) turn() error {
 		return err
 	}
 	w.locked(func() {
-		until := w.until(sent, room)
+		until, got := w.until(sent, room), false
 		for _, r := range rows {
 			switch {
 			case r.Kind == "job":
 				if r.w, r.until = w, until; r.Crashes > 0 {
 					r.until = until.Add(w.alone)
 				}
-				w.jobs = append(w.jobs, &r.Job)
-			case r.Kind == "turn" && !w.again.IsZero():
-				w.again = time.Now().Add(seconds(r.AgainInS))
+				w.jobs, got = append(w.jobs, &r.Job), true
+			case r.Kind == "turn":
+				w.claimIn(seconds(r.AgainInS))
 			case r.Kind == "refused":
 				log.Printf("the report of job %d is refused: %s", r.ID, r.Why)
 			}
 		}
+		if got {
+			w.vain = 0
+		} else if woken {
+			w.vain = min(max(2*w.vain, 5*time.Millisecond), 100*time.Millisecond)
+		}
 		w.forget(ended...)
 	})
 	return nil
+}
+
+// claimIn: claim again in so long, or earlier.
+func (w *worker) claimIn(wait time.Duration) {
+	if at := time.Now().Add(wait); at.Before(w.again) {
+		w.again = at
+	}
 }
 
 // room is how many jobs to claim, when so many are reported: none while a job runs alone, or waits for that.
@@ -381,7 +397,10 @@ func (w *worker) listen() (*pgx.Conn, error) {
 }
 
 func (w *worker) notified() {
-	w.locked(func() { w.again = time.Time{} })
+	w.locked(func() {
+		w.woken = true
+		w.claimIn(w.vain)
+	})
 }
 
 // beat names the jobs that are held, and hears which of them must stop. It returns when to beat again.
