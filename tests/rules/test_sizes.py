@@ -85,7 +85,7 @@ def test_a_module_of_sql_has_at_most_900_lines(path: Path) -> None:
     assert 0 < sum(len(file.read_text("utf-8").splitlines()) for file in path.glob("*.sql")) <= 900
 
 
-@pytest.mark.parametrize("room, limit", [("functions", 2_500), ("gate", 1_300)])
+@pytest.mark.parametrize(("room", "limit"), [("functions", 2_500), ("gate", 1_300)])
 def test_the_heart_and_the_gate_have_at_most_so_many_lines(room: str, limit: int) -> None:
     files = (ROOT / "sql" / room).glob("*.sql")
     assert 1_000 < sum(len(file.read_text("utf-8").splitlines()) for file in files) <= limit
