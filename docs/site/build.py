@@ -80,7 +80,7 @@ MENU = {
         "inside",
         "inside-leases",
         "inside-notify",
-        "inside-queues",
+        "inside-gate",
         "inside-interleavings",
         "inside-crash-points",
         "inside-torture",

@@ -45,7 +45,10 @@ def test_a_call_of_the_table_does_what_its_row_says(own_api: Api, want: str) -> 
     queue, started = STARTED[want]
     worker = own_api.register_worker()
     ids = add(own_api, MANY, queue)
-    assert claim(own_api, worker, 2 * MANY) == ids[:started]
+    claimed: list[int] = []
+    while more := claim(own_api, worker, 2 * MANY):
+        claimed += more
+    assert claimed == ids[:started]
     if "customer" in want or "key" in want:  # each for itself
         other = add(own_api, 1, queue.replace("42", "7"))
         assert claim(own_api, worker) == other

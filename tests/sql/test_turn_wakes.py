@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.turns import claimed, later, turn_of, word, work
+from tests.support.turns import claimed, later, turn_of, turn_when, word, work
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
@@ -130,6 +130,43 @@ def test_a_turn_wakes_others_for_the_jobs_that_it_leaves(api: Any, worker: int, 
     work(api, worker, [(job.id, job.run)], None, room, tasks=["mine"])
     assert ear() >= 1
     assert len(work(api, other, tasks=["theirs"]).jobs) == 1
+
+
+def silently(actor: Any, *jobs: dict[str, Any]) -> None:
+    """Adds that no worker is notified of, as before the first one waits."""
+    a = actor()
+    a.rows("set pyworker.notify = off")
+    for job in jobs:
+        a.add_job(**job)
+
+
+def test_a_turn_wakes_others_for_what_it_lets_in_and_does_not_take(
+    api: Any, actor: Any, worker: int, ear: Any
+) -> None:
+    api.set_queue("q", 2)
+    other = api.register_worker()
+    turn_when(lambda turn: turn.again > 0.25, api, other, tasks=["theirs"])  # it waits
+    silently(actor, *({"identifier": task, "queue_name": "q"} for task in ("mine", "theirs")))
+    ear()
+    assert [job.task_identifier for job in work(api, worker, tasks=["mine"]).jobs] == ["mine"]
+    assert ear() == 1
+    assert [job.task_identifier for job in work(api, other, tasks=["theirs"]).jobs] == ["theirs"]
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_turn_wakes_others_for_due_jobs_that_it_does_not_take(
+    api: Any, actor: Any, worker: int, clock: Any, ear: Any, room: int
+) -> None:
+    api.rows("update pyworker.workers set expires_at = 'infinity'")
+    other = api.register_worker()
+    turn_when(lambda turn: turn.again > 0.25, api, other)  # it waits
+    silently(actor, *[{"identifier": "t", "run_at": api.at("1 hour")}] * 3)
+    clock.advance(hours=2)
+    ear()
+    turn = work(api, worker, room=room)
+    assert len(turn.jobs) == room
+    assert ear() == 1
+    assert len(work(api, other).jobs) == 3 - room
 
 
 def test_a_session_that_notifies_nobody_may_prepare_its_turn(api: Any, worker: int, ear: Any) -> None:
