@@ -243,11 +243,11 @@ def test_an_add_that_was_open_while_passes_went_by_is_let_in_after_its_commit(
     late = actor()
     late.begin()
     late.rows("select pg_current_xact_id()")
-    job = late.add_job("t", **lane)
-    for n in range(2):
-        api.rows("select count(pyworker.add_job('t', queue_name => 'r' || i)) from generate_series(1, 400) i")
-        api.rows("select pg_sleep(1.05)")  # the place moves once a second at most
-        api.promote_jobs()
-        assert len(api.claim_jobs(worker, 1000)) == (400 if n == 0 else 0)
+    job = late.add_job("late", **lane)
+    api.rows(
+        "select count(pyworker.add_job('t', queue_name => 'r' || i)) from generate_series(1, %s) i", [MANY]
+    )
+    api.rows("select pg_sleep(1.05)")  # the place moves once a second at most
+    api.promote_jobs()
     late.commit()
-    assert ids(api.claim_jobs(worker, 1000)) == [job.id]
+    assert ids(api.claim_jobs(worker, 1, ["late"])) == [job.id]
