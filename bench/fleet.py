@@ -119,11 +119,14 @@ class Worker(Client):
         self.claim_at = self.beat_at = 0.0
         self.report_at = float("inf")
         self.next_look = float("inf")
+        self.woken = self.wakes = False  # by a notification: the next claim, and the one that is under way
+        self.vain = 0.0  # by how much it puts off its next claim after a notification
         self.look()
 
     def heard(self) -> None:
         told["notifications"] += 1
-        self.claim_at = 0.0
+        self.woken = True
+        self.claim_at = min(self.claim_at, time.time() + self.vain)
         self.look()
 
     def look(self) -> None:
@@ -141,6 +144,7 @@ class Worker(Client):
             ids, runs = (b"{%s}" % b",".join(column) for column in zip(*self.done, strict=True)) \
                 if self.done else (b"{}", b"{}")  # fmt: skip
             self.done, self.report_at, self.claim_at = [], float("inf"), float("inf")
+            self.wakes, self.woken = self.woken, False
             told["turns"] += 1
             self.call(b"turn", [self.id, ids, runs, b"%d" % room], self.has_turned)
         elif (due := min(due, self.beat_at)) < self.next_look or self.next_look <= now:
@@ -164,6 +168,10 @@ class Worker(Client):
                 self.loop.at(now + HANDLER, lambda job=job, run=run: self.has_ended(job, run))
             elif again_in:
                 self.claim_at = min(self.claim_at, now + float(again_in))
+        if len(rows) > 1:
+            self.vain = 0.0
+        elif self.wakes:
+            self.vain = min(2 * self.vain or 0.005, 0.1)
         told["empty turns"] += len(rows) == 1
         self.look()
 

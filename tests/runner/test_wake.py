@@ -44,10 +44,9 @@ def start_with_gate(fresh_queue: Any) -> Any:
     """A worker whose turn stands at gate 1 when it has claimed fewer jobs than it had room for."""
     fresh_queue.rows(
         """
-        create or replace function pyworker._what_is_left(claim pyworker._claim, worker_id bigint,
-            asks_ready boolean, task_identifiers text[], queue_names text[], forbidden_flags text[],
-            out what pyworker._left) language plpgsql as
-            $$begin perform pg_advisory_xact_lock_shared(77, 1); end$$"""
+        create or replace function pyworker._again_in(asked boolean, next_at timestamptz, behind float8)
+            returns float8 language plpgsql as
+            $$begin perform pg_advisory_xact_lock_shared(77, 1); return 1; end$$"""
     )
     return fresh_queue.start()
 
