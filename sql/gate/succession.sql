@@ -23,7 +23,7 @@ begin
     end if;
     if sequences <> '{}' then
         v_next := _open_sequences(sequences, null);
-        v_opened := v_next.opened + v_next.later;
+        v_opened := v_next.opened + v_next.later + coalesce(cardinality(v_next.queues), 0);
         insert into promotion_requests (lane)
         select 'sequence:' || s.key from unnest(sequences) s(key)
         where s.key <> all (coalesce(v_next.handed, '{}'))
@@ -47,7 +47,7 @@ declare
     v_now timestamptz := clock();
     v_limited boolean := true; -- as every queue is that was never set
     v_hands boolean := true;
-    v_locked integer;
+    v_waiting integer; -- 1: others wait, for a pass or for a session that has them locked
 begin
     if cardinality(queues) > 1 then
         return _hand_on_many(queues, slots);
@@ -66,10 +66,10 @@ begin
     if v_limited then
         insert into promotion_requests (lane) values ('queue:' || queues[1])
         returning (select 1 from live_jobs p
-                   where v_hands and p.queue_name = queues[1] and p.parked = 'queue'
-                   order by p.queue_name, p.priority, p.run_at, p.id limit 1) into v_locked;
+                   where p.queue_name = queues[1] and p.parked = 'queue'
+                   order by p.queue_name, p.priority, p.run_at, p.id limit 1) into v_waiting;
     end if;
-    return coalesce(v_locked, 0);
+    return coalesce(v_waiting, 0);
 end;
 $$;
 
@@ -104,14 +104,14 @@ begin
               where l.hands offset 0) n
         where j.ctid = n.tid returning j.queue_name),
     left_over as materialized (
-        select l.name, bool_or(l.hands) as hands, (
+        select l.name, (
             select count(*) from handed h where h.queue_name = l.name) as handed
         from lane l group by l.name
         having sum(l.jobs) > (select count(*) from handed h where h.queue_name = l.name)),
     asked as (insert into promotion_requests (lane) select 'queue:' || l.name from left_over l)
     select (select count(*) from handed) + count(*) into v_opened
     from left_over l
-    where l.hands and (
+    where (
         select true from live_jobs j where j.queue_name = l.name and j.parked = 'queue'
         order by j.queue_name, j.priority, j.run_at, j.id offset l.handed limit 1);
     return v_opened;

@@ -73,6 +73,23 @@ def test_the_next_of_a_queue_wakes_a_worker_that_waits(api: Any, worker: int, he
     assert set(heard()) == {""}
 
 
+@pytest.mark.parametrize("limits", [(1, 100, "1 hour"), (1,)], ids=["a rate", "an older version"])
+def test_an_end_that_leaves_the_next_job_to_a_pass_wakes_a_worker_that_waits(
+    api: Any, worker: int, heard: Any, limits: Any
+) -> None:
+    if len(limits) > 1:
+        api.set_queue("q", *limits)
+    api.add_jobs([{"identifier": "t", "queue_name": "q"}] * 2)
+    [job] = api.claim_jobs(worker, 9)
+    if len(limits) == 1:
+        api.set_queue("q", *limits)
+        api.promote_jobs()
+    wait(api, worker)
+    heard()
+    api.finish_job(job.id, job.run)
+    assert heard() == [""]
+
+
 def test_a_claim_that_got_all_it_asked_for_asks_for_no_notification(
     api: Any, worker: int, heard: Any
 ) -> None:
