@@ -62,7 +62,7 @@ def test_the_model_accepts_no_claim_that_breaks_a_promise(
     queues = [("h:1", -1), ("h:1", -1), ("h:2", 1), ("h:3", 1), ("h:3", 1)]
     specs = [{"task": "t", "queue": queue, "priority": priority} for queue, priority in queues]
     machine.begin(many=specs, theme=None, claims=0)
-    a, b, c, d, e = (job.id for job in machine.model.jobs)
+    a, b, c, d, _ = (job.id for job in machine.model.jobs)
     worker = machine.workers[0]
 
     def accepted(*got: int, most: int = 3) -> bool:
