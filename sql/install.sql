@@ -92,7 +92,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir gate/usage.sql
 \ir modules/integrity/circles.sql
 \ir modules/integrity/invariants.sql
-\ir modules/integrity/drift.sql
+\ir modules/integrity/catalog.sql
 \ir modules/integrity/owners.sql
 \ir modules/explain/waits.sql
 \ir modules/explain/explain.sql

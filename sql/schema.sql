@@ -363,16 +363,6 @@ create table held_settings (
     constraint held_settings_pkey PRIMARY KEY (changed, queue_name)
 );
 
-create table installed_objects (
-    object text collate "C" not null,
-    part_of text collate "C",
-    digest text not null,
-    make text,
-    change text,
-    position integer not null,
-    constraint installed_objects_pkey PRIMARY KEY (object)
-);
-
 create table live_jobs (
     id bigint default nextval('job_ids'::regclass) not null,
     ready_at timestamp with time zone,

@@ -45,8 +45,8 @@ def delete_jobs_text(schema: str) -> str:
             for tab in select c.oid from pg_class c
                 where c.relnamespace = {schema}::text::regnamespace and c.relkind in ('r', 'p')
                 and not c.relispartition
-                and c.relname not in ('migrations', 'installed_objects', 'settings', 'tasks', 'queues',
-                                      'schedule_entries', 'gate') loop
+                and c.relname not in ('migrations', 'settings', 'tasks', 'queues', 'schedule_entries',
+                                      'gate') loop
                 execute format('delete from %s', tab);
             end loop;
         end $$""")

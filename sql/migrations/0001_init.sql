@@ -600,16 +600,6 @@ create table audit_log (
 );
 create index audit_log_at on audit_log (at); -- for pruning
 
--- The objects that the last installation made, for doctor(); see modules/integrity/drift.sql.
-create table installed_objects (
-    object text collate "C" primary key,        -- 'column live_jobs.id'
-    part_of text collate "C",
-    digest text not null,                       -- of its definition
-    make text,                                  -- SQL that makes it
-    change text,                                -- SQL that changes it back
-    position integer not null                   -- the order in which to make them
-);
-
 -- A register: when a worker last swept dead workers, in ms since 1970. After a long gap no worker
 -- is declared dead, since workers could not renew their leases either.
 create sequence swept_at minvalue 0 start 0;

@@ -2,4 +2,3 @@
 -- they still fit the schema version.
 select pg_notify(current_schema(), 'migrate');
 select _make_partitions();
-select _record_objects();

@@ -30,9 +30,9 @@ def doctor(db: Any, dsn: str, cli: Any) -> Any:
 
 
 def test_a_healthy_queue_takes_one_line(doctor: Any) -> None:
-    assert doctor(code=0).startswith("ok owners, invariants, schema, indexes, grants, ")
+    assert doctor(code=0).startswith("ok owners, invariants, functions, indexes, grants, ")
     lines = doctor("--verbose", code=0).splitlines()
-    assert len(lines) == 22
+    assert len(lines) == 23
     assert lines[0] == "ok owners: everything belongs to one role"
     rows = json.loads(doctor("--json", code=0))
     assert [row["check_name"] for row in rows][-2:] == ["clock", "pooler"]

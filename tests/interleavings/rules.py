@@ -47,7 +47,7 @@ def waits(entry: Entry, verbs: list[Verb]) -> Iterator[str]:
 
 def may_be_refused(run: Run, n: int, verb: Verb) -> bool:
     """At REPEATABLE READ: has another session changed what this one must change?"""
-    if not verb.names:
+    if not verb.names or run.moved & {*verb.names}:
         return True
     for entry in run.trace:
         if entry.session != n:

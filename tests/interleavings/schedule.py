@@ -41,6 +41,7 @@ class Entry:
 class Run:
     trace: list[Entry]
     answers: list[list[Answer]]  # of each session, one for each statement
+    moved: set[int] = field(default_factory=set)  # jobs that workers have let in meanwhile
     notified: bool = False  # worker 3, since it looked last
     told: float | None = None  # when to look again, if it has looked
     taken: Counter[str] = field(default_factory=Counter)  # what it would have claimed then

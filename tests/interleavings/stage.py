@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import psycopg
 
@@ -46,6 +47,7 @@ RESTORE = """
 """
 
 PROMOTE = "select pyworker.promote_jobs()"
+PLACES = "select id, parked, ready_at from pyworker.live_jobs"
 # A job is known by who added it: its id depends on the schedule.
 LOOK = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(3, 10)"
 
@@ -105,6 +107,12 @@ class Stage:
         self.listener.execute("select 1")
         return {notify.pid for notify in self.listener.notifies(timeout=0)} - {self.listener.info.backend_pid}
 
+    def let_in(self, conn: psycopg.Connection[Any], run: Run) -> None:
+        """What a worker does in its turn before it claims."""
+        before = conn.execute(PLACES).fetchall()
+        conn.execute(PROMOTE)
+        run.moved |= {job for job, _, _ in {*before} ^ {*conn.execute(PLACES).fetchall()}}
+
     def look(self, run: Run, idle: int | None) -> None:
         """What worker 3 does when a transaction has ended: if it is notified, it claims again.
 
@@ -119,7 +127,7 @@ class Stage:
             run.notified = run.notified or bool(by)
         elif by:
             try:
-                self.listener.execute(PROMOTE)
+                self.let_in(self.listener, run)
                 self.listener.execute("begin")
                 taken = self.listener.execute(LOOK).fetchall()
             except psycopg.errors.QueryCanceled:
@@ -160,7 +168,7 @@ class Stage:
 
         def ended(run: Run) -> None:
             if VERBS[verbs[run.trace[-1].session]].reports:  # who has reported takes its next turn at once
-                self.conn.execute(PROMOTE)
+                self.let_in(self.conn, run)
             if any(not actor.done for actor in actors) or idle is not None:
                 self.look(run, idle)
 

@@ -173,11 +173,11 @@ def test_a_schedule_that_was_wrong_once_is_right(stage: Stage, id: str) -> None:
             Case(("add-two", "add-two-turned"), "waiting", "rc", ("commit", "commit")),
         ),
         (
-            "_promote_next waits for what is in somebody's hand",
-            Case(("finish-one", "cancel-waiter"), "running", "rc", ("commit", "commit")),
+            "a sequence whose next job is locked is not looked at again",
+            Case(("finish-one", "cancel-waiter"), "running", "rc", ("commit", "rollback")),
         ),
         (
-            "_fill_queues forgets what another session has locked",
+            "an end leaves no request for a queue whose next job is locked",
             Case(("finish-one", "cancel-queued"), "running", "rc", ("commit", "rollback")),
         ),
         (

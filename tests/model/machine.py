@@ -35,6 +35,10 @@ SEQUENCES = """
 
 with_a_running_job = precondition(lambda self: self.model.live("running"))
 
+ASKED = """
+    select from pyworker.promotion_requests where at is null and starts_with(lane, 'sequence:') limit 1
+"""
+
 
 class Machine(Schedules):
     steps = 0
@@ -309,9 +313,6 @@ class Machine(Schedules):
     def set_fair(self, queue: str, limit: int | None, fair: bool = True, *rate: Any) -> None:
         self.api.set_queue(queue, limit, *(rate or (None, None)), fair)
         self.model.limits[queue] = limit
-        if fair != (queue in self.model.fair):
-            self.model.turned = max((job.id for job in self.model.jobs), default=0)
-        (self.model.fair.add if fair else self.model.fair.discard)(queue)
 
     @rule(key=st.sampled_from(["s", "r", '{"kind":"t"}']))
     def resume_sequence(self, key: str) -> None:
@@ -321,6 +322,8 @@ class Machine(Schedules):
     def the_views_show_what_the_model_holds(self) -> None:
         if self.model.now == datetime.min:
             return
+        if self.api.rows(ASKED):  # what the end of a job that did not run has left to the next turn
+            self.settle()
         Machine.steps += 1
         Machine.met += met(self.model)
         rows = {row.id: row for row in self.api.rows(SEEN)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from tests.model.state import HALF, SOME, TTL, Job, Refused, State
+from tests.model.state import HALF, MOMENT, SOME, TTL, Job, Refused, State
 
 
 class Runs(State):
@@ -19,59 +19,39 @@ class Runs(State):
 
     def take(self, job: Job, worker: int) -> None:
         job.state, job.worker, job.attempts = "running", worker, job.attempts + 1
-        self.starts.append((job.queue or "", self.now))
+        if job.queue and self.rates.get(self.settings(job.queue)):
+            self.starts.append((job.queue, self.now))
         job.cancelled_runs, job.start_by = False, None
 
     def claim(self, worker: int, limit: int, *only: Any, got: list[int]) -> list[Any]:
-        """`got`: what the database has claimed, as the order of turns is no promise, only what must hold."""
+        """`got`: what the database has claimed, as not every order is promised, only what must hold."""
         if worker not in self.workers:
             raise Refused("PW004")
         self.promote()
         ready = self.claimable(*only)
-        if any(self.takes_turns(job.queue) for job in ready):
-            return self.claim_in_turns(worker, limit, ready, got)
-        claimed = []
-        for job in ready:
-            if len(claimed) == limit or self.room(job.queue) <= 0:
-                continue
-            claimed.append(job)
-            self.take(job, worker)
-        return [(j.id, j.attempts, j.payload, j.key, j.queue) for j in claimed]
-
-    def claim_in_turns(self, worker: int, limit: int, ready: list[Job], got: list[int]) -> list[Any]:
-        """Of the claimable jobs, takes those that the database has claimed, if they keep all promises."""
+        kept = self.kept_from(ready)
         claimed = [job for job_id in got for job in ready if job.id == job_id]
         assert len(claimed) == len(got) <= limit
         for job in claimed:
             assert self.room(job.queue) > 0
             self.take(job, worker)
         others = [job for job in ready if job not in claimed]
-        left = [job for job in others if self.room(job.queue) > 0]
-        assert len(claimed) == limit or not left  # turns keep no worker idle
+        left = [job for job in others if self.room(job.queue) > 0 and job.queue not in kept]
+        assert len(claimed) == limit or not left  # no worker is idle
+        assert [j.priority for j in claimed] == sorted(j.priority for j in claimed)
         for job in claimed:
             assert not [o for o in left if o.priority < job.priority]
-            assert not [o for o in others if o.lane() == job.lane() and o.rank() < job.rank()]
-            if not self.takes_turns(job.queue):
-                assert not [o for o in left if not self.takes_turns(o.queue) and o.rank() < job.rank()]
-        for job in left:
-            if self.takes_turns(job.queue):
-                self.check_turns(job, claimed, ready)
+            assert not [o for o in others if o.queue == job.queue not in kept and o.priority < job.priority]
+            assert not (job.plain() and [o for o in left if o.plain() and o.rank() < job.rank()])
+        if len(claimed) < limit:
+            self.asides |= dict.fromkeys(kept, self.now)
         return [(j.id, j.attempts, j.payload, j.key, j.queue) for j in claimed]
 
-    def check_turns(self, job: Job, claimed: list[Job], ready: list[Job]) -> None:
-        """No queue of the family got more than one turn for each kind, before this one got its first; and one
-        for each job that came back, as it took the turn of another one, which kept a later one. What was a
-        candidate when the family began to take turns stays one."""
-        family = self.family(job.queue)
-        equal = [
-            o for o in claimed
-            if o.priority == job.priority and self.family(o.queue) == family and o.id > self.turned
-        ]  # fmt: skip
-        for queue in {o.queue for o in equal if all(o.queue != job.queue for o in equal)}:
-            waited = [o for o in ready if o.queue == queue and o.priority == job.priority]
-            kinds = {(o.task, bool(o.flags)) for o in waited}
-            back = sum(o.queue == queue and o.run > 0 for o in equal)
-            assert sum(o.queue == queue for o in equal) <= len(kinds) + back, (job, queue)
+    def kept_from(self, ready: list[Job]) -> set[str | None]:
+        """The queues in which jobs that this worker does not take may have slots, or some kinds stand
+        aside since a moment ago."""
+        slots = {job.queue for job in self.ready() if job.queue and job not in ready}
+        return slots | {queue for queue, at in self.asides.items() if self.now < at + MOMENT}
 
     def start(self, job_id: int, run: int) -> bool:
         job = self.running(job_id, run)

@@ -91,9 +91,9 @@ class Job:
     def rank(self) -> Any:
         return self.priority, self.run_at, self.id
 
-    def lane(self) -> Any:
-        """In a queue that takes turns, jobs of one kind keep their order."""
-        return self.queue, self.task, sorted(self.flags or [])
+    def plain(self) -> bool:
+        """It waits for nothing but its time."""
+        return not (self.queue or self.sequence or self.edges or self.waits)
 
     def lost(self) -> bool:
         return self.delivery == "at_most_once" and self.started
@@ -131,9 +131,10 @@ class State:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: dict[str, int | None] = field(default_factory=dict)
     rates: dict[str, int] = field(default_factory=dict)  # starts in PERIOD
-    fair: set[str] = field(default_factory=set)
-    turned: int = 0  # the newest job that was there when a family last began, or ceased, to take turns
-    starts: list[tuple[str, datetime]] = field(default_factory=list)
+    starts: list[tuple[str, datetime]] = field(default_factory=list)  # of queues with a rate
+    asides: dict[str | None, datetime] = field(
+        default_factory=dict
+    )  # queues: some of their kinds may stand aside
     paused: set[str] = field(default_factory=set)
     halts: dict[tuple[str, int], datetime] = field(default_factory=dict)
     workers: dict[int, datetime] = field(default_factory=dict)  # the living, and until when
@@ -170,9 +171,6 @@ class State:
 
     def limit(self, queue: str) -> int | None:
         return self.limits.get(self.settings(queue), 1)
-
-    def takes_turns(self, queue: str | None) -> bool:
-        return queue is not None and self.settings(queue) in self.fair
 
     def waiting(self, sequence: str) -> list[Job]:
         """Next first, then by id."""

@@ -348,8 +348,7 @@ def test_the_clock_of_an_ordinary_installation_cannot_be_moved(fresh, dsn):
 
 
 def test_a_restored_dump_is_healthy_and_works_on(fresh, programs, fresh_dsn):
-    """Old jobs and schedules, queries included, are there; and what the dump made counts as what
-    was installed."""
+    """Old jobs and schedules, queries included, are there, and doctor() finds nothing."""
     fresh.execute("""
         select pyworker.add_job('t'), pyworker.add_job('t', queue_name := 'q'),
                pyworker.add_job('t', job_key := 'k'),

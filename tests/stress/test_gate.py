@@ -11,10 +11,9 @@ import os
 import random
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -25,14 +24,12 @@ from psycopg.types.json import Jsonb
 
 from tests.support import DEADLINE, SECONDS
 from tests.support.databases import check_invariants, copy_of
-from tests.support.rates import worst
+from tests.support.stories import RECORD, judge
 
 SEED = int(os.environ.get("PYWORKER_SEED", "1"))
 SESSIONS = 6
 
-# Never set again: these hold at every moment. The others are serial.
-LIMITS = {"two": 2, "five": 5, "both": 2, "fam:a": 2, "fam:b": 2}
-RATES = {"r20": (20, "0.5 s"), "r3": (3, "0.3 s"), "both": (30, "1 s")}
+# Never set again: these hold at every moment.
 SETTINGS = """
     select pyworker.set_queue('two', 2), pyworker.set_queue('five', 5), pyworker.set_queue('fam:*', 2),
         pyworker.set_queue('r20', null, 20, '0.5 s'), pyworker.set_queue('r3', null, 3, '0.3 s'),
@@ -45,28 +42,6 @@ SEQUENCES = [f"s{i}" for i in range(6)]
 UNRULY = {"job_key", "depends_on", "expires_at"}
 GOES_ON = {"continue_on_cancelled": True, "continue_on_discarded": True}
 
-# What the rows of jobs went through, as their transactions wrote it. `decided`: before the statement.
-RECORD = """
-    create table public.story (
-        at timestamptz not null default clock_timestamp(), what text, id bigint, run bigint, queue text,
-        sequence text, decided timestamptz);
-    create function public.note() returns trigger language plpgsql as $$
-    begin
-        if tg_op = 'UPDATE' and new.state = 'running' and old.state <> 'running' then
-            insert into public.story (what, id, run, queue, sequence, decided)
-            values ('start', new.id, new.run, new.queue_name, new.sequence_key, new.claimed_at);
-        elsif old.state = 'running' and (tg_op = 'DELETE' or new.state <> 'running') then
-            insert into public.story (what, id, run, queue, sequence)
-            values ('end', old.id, old.run, old.queue_name, old.sequence_key);
-        elsif tg_op = 'UPDATE' and new.sequence_head and old.sequence_head is not true then
-            insert into public.story (what, id, run, queue, sequence, decided)
-            values ('head', new.id, new.run, new.queue_name, new.sequence_key, new.updated_at);
-        end if;
-        return null;
-    end $$;
-    create trigger note after update or delete on pyworker.live_jobs
-        for each row execute function public.note();
-"""
 OVER = """
     select j.queue_name, count(*)::integer, q.slots
     from pyworker.live_jobs j cross join lateral pyworker._queues_of(array[j.queue_name]) q
@@ -393,39 +368,6 @@ class Session:
             conn.execute("select 1")
 
 
-def judge(conn: psycopg.Connection[Any], it: Turmoil) -> Iterator[Any]:
-    """What the histories have that they must not."""
-    rows = conn.execute("select * from public.story order by at").fetchall()
-    for queue, (limit, period) in RATES.items():
-        times = sorted(row.decided for row in rows if row.what == "start" and row.queue == queue)
-        length = timedelta(seconds=float(period.split()[0]))
-        if times and worst(times, length) > limit:
-            yield "rate", queue, worst(times, length)
-    ended = conn.execute("select id from pyworker.finished_jobs group by 1 having count(*) > 1").fetchall()
-    yield from (("twice", row) for row in ended)
-    yield from disorder(rows, it)
-
-
-def disorder(rows: list[Any], it: Turmoil) -> Iterator[Any]:
-    """A job that became the head of its sequence, though one of a lower id could be seen before that."""
-    of: dict[str, list[Any]] = defaultdict(list)
-    for row in rows:
-        if row.sequence:
-            of[row.sequence].append(row)
-    for sequence, some in of.items():
-        first_start = {row.id: row.at for row in reversed(some) if row.what == "start"}
-        for row in (row for row in some if row.what == "head"):
-            for id, known in it.known.items():
-                if (
-                    id < row.id
-                    and known < row.decided
-                    and id in first_start
-                    and first_start[id] > row.at
-                    and not {id, row.id} & it.by_hand
-                ):
-                    yield "order", sequence, id, row
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [12, pytest.param(SECONDS, marks=pytest.mark.torture, id="long")])
 def test_the_gate_breaks_no_limit_rate_or_order_and_strands_nothing(
@@ -447,7 +389,7 @@ def test_the_gate_breaks_no_limit_rate_or_order_and_strands_nothing(
             it.go_on(time.monotonic() + seconds)
         for thread in threads:
             thread.join()
-        it.faults += judge(conn, it)
+        it.faults += judge(conn, it.known, it.by_hand)
         record_property("figures", json.dumps(it.counts))
         print(f"\n{dict(it.counts)}")
         assert it.faults == []

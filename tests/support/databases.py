@@ -24,7 +24,7 @@ TRUNCATE = """
             select string_agg(c.oid::regclass::text, ', ') from pg_class c
             where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'r'
               and pg_relation_size(c.oid) > 0
-              and c.relname not in ('migrations', 'installed_objects', 'gate'));
+              and c.relname not in ('migrations', 'gate'));
     begin
         if used is not null then execute 'truncate ' || used; end if;
     end $$
@@ -45,7 +45,7 @@ CLEAN = """
                 on s.seqrelid = c.oid
             where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('r', 'p', 'S')
                 and not c.relispartition
-              and c.relname not in ('migrations', 'installed_objects', 'gate')
+              and c.relname not in ('migrations', 'gate')
         loop
             if v.seqstart is not null then
                 perform setval(v.name, v.seqstart, false);
@@ -62,7 +62,7 @@ CLEAN = """
 SIZES = """
     select c.oid::regclass::text, pg_relation_size(c.oid) from pg_class c
     where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'r'
-      and c.relname not in ('migrations', 'installed_objects', 'gate')"""
+      and c.relname not in ('migrations', 'gate')"""
 PAGE = 8192
 
 

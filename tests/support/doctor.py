@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 CHECKS = [
-    "owners", "invariants", "schema", "indexes", "grants", "partitions", "maintenance", "workers", "tasks",
+    "owners", "invariants", "functions", "indexes", "grants", "partitions", "maintenance", "workers", "tasks",
     "sequences", "dependencies", "locks", "gate", "queues", "schedules",
     "lost", "xmin",
     "bloat", "autovacuum", "notifications", "settings",

@@ -2,7 +2,7 @@
 --
 -- Each check is a function _check_NAME. It returns one row per problem, and no row if it finds
 -- none. It reads a bounded part of large tables. Some checks are in other files:
--- integrity/invariants has invariants; integrity/drift has schema, indexes and grants;
+-- integrity/invariants has invariants; integrity/catalog has functions, indexes and grants;
 -- integrity/owners has owners; diagnosis/server has xmin, bloat, autovacuum, notifications and settings.
 --
 -- A fix is SQL that the owner of the schema can run as it is. Its statements are separated by ';'
@@ -332,7 +332,7 @@ begin
     end if;
     for check_name, v_well in values
         ('owners', 'everything belongs to one role'), ('invariants', 'what must always hold does hold'),
-        ('schema', 'tables, indexes, views and functions are those that were installed'),
+        ('functions', 'functions run as their owner, in a fixed search_path'),
         ('indexes', 'all indexes are valid'),
         ('grants', 'each role has the rights that it needs, PUBLIC has none'),
         ('partitions', 'history has its partitions'),
@@ -371,7 +371,7 @@ begin
 end;
 $$;
 comment on function doctor() is
-    'Checks the health of the installation: the invariants, the schema, its grants, jobs that no '
+    'Checks the health of the installation: the invariants, functions, indexes, grants, jobs that no '
     'worker takes, schedules, what holds back vacuum, and the server''s settings. Returns one row '
     'per finding, or one row ''ok'' for a check that finds nothing. If objects belong to several roles, '
     'a check that lacks a right for that has no row. severity: ok, info, warning or error. fix: SQL '

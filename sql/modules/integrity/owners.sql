@@ -16,14 +16,16 @@ begin
                n.nspowner as owner
         from pg_namespace n where n.nspname in (current_schema(), _query_schema())
         union all
-        select 2, split_part(o.object, ' ', 1), o.path, o.name, c.relowner
-        from _our_relations() o join pg_class c on c.oid = o.oid
-        union all
-        select 3, 'table', format('%I.%I', current_schema(), c.relname), c.relname::text, c.relowner
+        select 2, case c.relkind when 'v' then 'view' when 'c' then 'type' when 'S' then 'sequence'
+                       else 'table' end,
+               format('%I.%I', current_schema(), c.relname), c.relname::text, c.relowner
         from pg_class c join pg_namespace n on n.oid = c.relnamespace
-        where n.nspname = current_schema() and c.relkind = 'r' and c.relispartition
+        where n.nspname = current_schema() and c.relkind in ('r', 'p', 'v', 'c', 'S')
+          and not (c.relkind = 'S' and exists ( -- of an identity column: it has the owner of its table
+              select from pg_depend d
+              where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'i'))
         union all
-        select 4, 'function',
+        select 3, 'function',
                format('%I.%I(%s)', current_schema(), p.proname, (
                    select string_agg(concat(case when t.typnamespace = n.oid
                                                  then quote_ident(current_schema()) || '.' end,
