@@ -86,3 +86,13 @@ def test_what_waits_behind_a_failing_look_is_looked_at_again(own: Any, lane: str
     own.conn.execute("drop trigger fails on pyworker.live_jobs")
     own.rows("select set_config('pyworker.clock_offset', '6 seconds', false)")
     assert finish_all(own, worker) == sorted(ids + good)
+
+
+def test_a_database_that_came_from_a_server_a_little_ahead_forgets_no_request(own: Any) -> None:
+    """By a dump: the other server had given out a few more transaction ids."""
+    worker = own.register_worker()
+    own.rows("update pyworker.gate set floor = (pg_current_xact_id()::text::bigint + 3000)::text::xid8")
+    ids = add(own, 1)
+    assert claim(own, worker) == []
+    own.maintain()
+    assert claim(own, worker) == ids
