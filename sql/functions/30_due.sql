@@ -43,9 +43,9 @@ $$;
 comment on function promote_jobs() is
     'Makes jobs available that need not wait any longer: scheduled and retryable jobs that are '
     'due, pending jobs whose turn it is in their sequence, and jobs whose queue has a free slot. '
-    'Returns how many became available to claims. Each claim does the same, and maintain for jobs that are due; '
-    'calling it more often does no harm. In a transaction that has written something already, or at another isolation level than '
-    'READ COMMITTED, it only looks at the jobs that are due.';
+    'Returns how many became available to claims. Each claim does the same, and maintain for jobs that are '
+    'due; calling it more often does no harm. In a transaction that has written something already, or at '
+    'another isolation level than READ COMMITTED, it only looks at the jobs that are due.';
 
 -- Looks at what is due: makes jobs available, and answers requests if it may and no other session does.
 -- `due`: jobs are due; `wanted`: how many jobs the caller would claim.
