@@ -17,8 +17,7 @@ create or replace function _entries_read(index regclass) returns bigint
 
 -- The floor that the session remembers for this owner; null if none, or if it is out of date. `until`: when
 -- it is, in microseconds.
-create or replace function _floor_of(
-    name text, owner text, out priority smallint, out at timestamptz, out id bigint, out until bigint)
+create or replace function _floor_of(name text, owner text) returns _floor
     language plpgsql set search_path from current
 as $$
 declare
@@ -26,11 +25,10 @@ declare
     v_us constant bigint := date_part('epoch', clock_timestamp()) * 1000000;
 begin
     if v_floor[1] = owner and v_floor[5]::bigint - v_us between 0 and 2000000 then
-        priority := v_floor[2];
-        at := 'epoch'::timestamptz + v_floor[3]::bigint * interval '1 us';
-        id := v_floor[4];
-        until := v_floor[5];
+        return row(v_floor[2]::smallint, 'epoch'::timestamptz + v_floor[3]::bigint * interval '1 us',
+                   v_floor[4]::bigint, v_floor[5]::bigint)::_floor;
     end if;
+    return null;
 end;
 $$;
 

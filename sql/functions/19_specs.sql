@@ -6,7 +6,8 @@ create or replace function _requests_of(specs jsonb) returns _job_request[]
 as $$
 declare
     v_known constant text[] := _members_of_a_spec();
-    v_texts constant text[] := '{identifier,queue_name,job_key,job_key_mode,delivery,ref}';
+    v_texts constant text[] := array['identifier', 'queue_name', 'job_key', 'job_key_mode', 'delivery',
+        'ref'];
     v_requests _job_request[];
     v_bad record;
 begin

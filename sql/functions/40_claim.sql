@@ -73,7 +73,7 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
 -- nothing counts; its worker repeats it.
 create or replace function _claim(
     worker_id bigint, wanted integer, task_identifiers text[], queue_names text[], forbidden_flags text[],
-    floor record)
+    floor _floor)
     returns table (
         kind text, id bigint, run bigint, task_identifier text, payload json, attempts smallint,
         max_attempts smallint, queue_name text, key text, flags jsonb, meta jsonb, sequence_key text,
@@ -138,20 +138,19 @@ $$;
 
 -- Where this claim begins to walk: at the head, or at the place that the session remembers for these filters.
 create or replace function _claim_floor(
-    task_identifiers text[], queue_names text[], forbidden_flags text[],
-    out priority smallint, out at timestamptz, out id bigint, out until bigint)
+    task_identifiers text[], queue_names text[], forbidden_flags text[]) returns _floor
     language plpgsql set search_path from current
 as $$
+declare
+    v_floor _floor;
 begin
     if current_setting('pyworker.floor_ready', true) <> '' then
-        select f.* into priority, at, id, until from _floor_of(
-            'ready', _owner_of_claims(task_identifiers, queue_names, forbidden_flags)) f;
+        v_floor := _floor_of('ready', _owner_of_claims(task_identifiers, queue_names, forbidden_flags));
     end if;
-    if until is null then
-        priority := -32768;
-        at := '-infinity';
-        id := 0;
+    if v_floor.until is null then
+        v_floor := row(-32768, '-infinity', 0, null);
     end if;
+    return v_floor;
 end;
 $$;
 
@@ -215,7 +214,7 @@ $$;
 -- until it looks again: 0.25 if another session has such a job locked; null if there is none. If it `acts`,
 -- kinds that it does not take stand aside (gate/aside): then 0.
 create or replace function _left_behind(
-    task_identifiers text[], queue_names text[], forbidden_flags text[], floor record,
+    task_identifiers text[], queue_names text[], forbidden_flags text[], floor _floor,
     acts boolean default true)
     returns double precision
     language plpgsql set search_path from current

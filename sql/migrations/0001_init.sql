@@ -178,6 +178,14 @@ create type _loose_end as (
     result jsonb
 );
 
+-- The place up to which a session has walked an index (private): functions/02_floors.
+create type _floor as (
+    priority smallint,
+    at timestamptz,
+    id bigint,
+    until bigint             -- until when it counts, in microseconds; null: the head of the index
+);
+
 -- What was let in when a turn looked at what was due (private).
 create type _opened as (
     jobs integer,            -- how many became available to claims

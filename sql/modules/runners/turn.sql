@@ -57,7 +57,7 @@ as $$
 declare
     v_may_open constant boolean := _may_open();
     v_due_from timestamptz := _floor_of_due();
-    v_floor record := _claim_floor(task_identifiers, queue_names, forbidden_flags);
+    v_floor _floor := _claim_floor(task_identifiers, queue_names, forbidden_flags);
     v_settled record;
     v_look record;
     v_looks boolean := true;
