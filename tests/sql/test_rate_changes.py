@@ -176,6 +176,20 @@ def test_starts_count_for_their_period_though_the_servers_clock_goes_back(
     assert len(claim_from_the_head(api, worker, 200)) == 1100 - 1010
 
 
+def test_a_start_counts_from_the_time_at_which_its_job_was_let_in_though_the_claim_has_an_earlier_one(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", None, 1, "10 seconds")
+    first, second = add(api, 2)
+    assert api.promote_jobs() == 1
+    clock.advance(seconds=-5)
+    assert claim(api, worker) == [first]
+    clock.advance(seconds=12)
+    assert claim(api, worker) == []
+    clock.advance(seconds=4)
+    assert claim(api, worker) == [second]
+
+
 def test_the_last_start_of_one_queue_moves_no_start_of_another_though_the_clock_goes_back(
     api: Any, worker: int, clock: Any
 ) -> None:
