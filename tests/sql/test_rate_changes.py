@@ -102,6 +102,23 @@ def test_a_longer_period_counts_the_starts_of_the_shorter_one(api: Any, worker: 
     assert claim(api, worker) == ids[7:]
 
 
+def test_starts_of_the_last_day_count_for_a_longer_period_though_maintenance_has_deleted_old_ones(
+    api: Any, clock: Any
+) -> None:
+    api.set_queue("q", None, 1, "1 minute")
+    for job in add(api, 2):
+        assert claim(api, api.register_worker()) == [job]
+        api.finish(job)
+        clock.advance(hours=23)
+    clock.advance(hours=-21)
+    last = add(api, 1)
+    api.maintain()
+    api.set_queue("q", None, 1, "3 hours")
+    assert claim(api, api.register_worker()) == []
+    clock.advance(hours=1)
+    assert claim(api, api.register_worker()) == last
+
+
 def test_a_claim_with_an_old_snapshot_starts_nothing_and_brings_the_next_claim(
     api: Any, worker: int, actor: Callable[[], Any]
 ) -> None:
