@@ -8,7 +8,9 @@ create or replace function _look(due_from timestamptz)
     language sql stable
 begin atomic
     select (select true from promotion_requests r
-            where r.at is null and r.xid >= (select g.floor from gate g limit 1)
+            where r.at is null
+              and r.xid >= (select case when age(g.xmin) <= age(g.floor::xid) then g.floor else '0' end
+                            from gate g limit 1) -- see _pass
             order by r.xid, r.id limit 1),
            (select r.at from promotion_requests r where r.at is not null order by r.at limit 1),
            (select j.due_at from live_jobs j where j.due_at > _look.due_from order by j.due_at, j.id limit 1);

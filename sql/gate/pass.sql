@@ -43,14 +43,16 @@ declare
     v_now constant timestamptz := clock();
     v_began constant timestamptz := clock_timestamp();
     v_read constant bigint := _entries_read('promotion_requests_open');
-    v_gate gate;
+    v_gate record;
     v_xmin constant xid8 := pg_snapshot_xmin(pg_current_snapshot());
     v_own constant xid8 := pg_current_xact_id_if_assigned();
     v_taken record;
     v_placed record;
     v_filled record;
 begin
-    select g.* into v_gate from gate g limit 1;
+    -- A floor above the transaction that wrote it is of another server, from which the table was restored.
+    select case when age(g.xmin) <= age(g.floor::xid) then g.floor else '0' end as floor, g.floor_at
+    into v_gate from gate g limit 1;
     with taken as (
         delete from promotion_requests r where r.ctid = any (array(
             select u.tid from (
@@ -116,7 +118,9 @@ begin
     for v_lane in -- of the requests that _pass takes
         select distinct u.lane, u.job_id from (
             (select a.lane, a.job_id from promotion_requests a
-             where a.at is null and a.xid >= (select g.floor from gate g limit 1)
+             where a.at is null
+               and a.xid >= (select case when age(g.xmin) <= age(g.floor::xid) then g.floor else '0' end
+                             from gate g limit 1)
              order by a.xid, a.id limit 1000)
             union all
             (select t.lane, t.job_id from promotion_requests t where t.at <= v_now

@@ -344,14 +344,8 @@ class Oracle:
         # So what serial orders at the same level come to is right, too.
         levels = dict.fromkeys(["rc", level])
         if not self.skips and not any(self.is_serial(found, units, spans, at) for at in levels):
-            raise Fault(
-                "\n".join(
-                    [
-                        "no serial order comes to this:",
-                        difference(found, [self.serially(order) for order in orders(units, spans)]),
-                    ]
-                )
-            )
+            nearest = difference(found, [self.serially(order) for order in orders(units, spans)])
+            raise Fault(f"no serial order comes to this:\n{nearest}")
         if "idle" not in self.verbs or units[self.verbs.index("idle")]:
             # A worker whose claim was rolled back claims again.
             self.judge_notifications(run, outcome.claimable)

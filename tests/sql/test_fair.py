@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.queues import add
+from tests.support.queues import add, answered, claim
 
 
 def served(api: Any, worker: int, most: int = 10, until: int = 10**9) -> list[str]:
@@ -95,6 +95,18 @@ def test_a_better_job_of_a_queue_need_not_wait_for_a_worse_one_that_has_the_turn
     while len(started) < 4:
         started += [job.id for job in api.claim_jobs(worker, most)]
     assert started == [*better, others[0]]
+
+
+@pytest.mark.parametrize("rate", [(), (5, "1 hour")])
+def test_each_claim_asks_for_the_next_turn_without_the_end_of_any_job(
+    api: Any, worker: int, rate: tuple[Any, ...]
+) -> None:
+    api.set_queue("f:*", None, *rate, fair=True)
+    answered(api)
+    for n in range(25):
+        add(api, 3, f"f:{n}")
+    for _ in range(3):
+        assert len(claim(api, worker)) == 25
 
 
 def test_a_queue_that_is_alone_fills_each_claim(api: Any, worker: int) -> None:

@@ -216,6 +216,23 @@ def test_promotions_do_not_walk_again_the_due_jobs_that_have_ended_under_an_old_
     assert api.get_job(job.id).state == "available"
 
 
+def test_due_jobs_that_were_locked_when_a_session_came_by_are_found_as_soon_as_they_are_free(
+    api: Any, old: Any, actor: Callable[[], Any], clock: Any
+) -> None:
+    (first,) = add(api, 1, run_at=str(api.at("30 seconds")))
+    add(api, 5 * MANY, run_at=str(api.at("1 minute")))
+    clock.advance(minutes=2)
+    other, a = actor(), actor()
+    other.begin()
+    other.rows("select from pyworker.live_jobs where id = %s for update", [first])
+    while api.promote_jobs():
+        pass
+    assert a.promote_jobs() == 0
+    other.rollback()
+    again = KEPT.format("due") + "select p from kept cross join lateral pyworker.promote_jobs() p"
+    assert a.value(again, ["1.9 seconds", None]) == 1
+
+
 def test_nor_the_requests_that_were_answered_under_an_old_snapshot(
     api: Any, old: Any, actor: Callable[[], Any], worker: int
 ) -> None:

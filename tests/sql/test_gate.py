@@ -174,6 +174,17 @@ def test_what_a_session_has_let_in_and_did_not_commit_is_let_in_by_another(
     assert claim(api, worker) == []
 
 
+def test_the_server_ends_a_session_that_holds_the_gate_and_idles(api: Any, actor: Callable[[], Any]) -> None:
+    holder, timeout = actor(), "show idle_in_transaction_session_timeout"
+    before = holder.value(timeout)
+    holder.begin()
+    add(api, 1)
+    holder.promote_jobs()
+    assert holder.value(timeout) == "5s"
+    holder.commit()
+    assert holder.value(timeout) == before
+
+
 def test_a_queue_whose_jobs_cannot_be_changed_holds_up_no_other_and_is_looked_at_again(
     api: Any, worker: int, actor: Callable[[], Any], clock: Any
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.notify import wait
-from tests.support.queues import add, claim_from_the_head
+from tests.support.queues import add, answered, claim_from_the_head
 
 JOBS, STARTS = 150, 140  # so many may start, where there is a rate
 SETTINGS: dict[str, tuple[Any, ...]] = {
@@ -89,6 +89,7 @@ def test_jobs_that_are_locked_when_their_turn_comes_are_not_forgotten(
     api: Any, worker: int, actor: Callable[[], Any], clock: Any, setting: str, end: str
 ) -> None:
     api.set_queue("t:*", *SETTINGS[setting])
+    answered(api)  # from now on nothing but these jobs is looked at again
     (running,) = add(api, 1, "t:a")
     (claimed,) = api.claim_jobs(worker, 1)
     ids = add(api, 6, "t:a")

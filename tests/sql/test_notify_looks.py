@@ -204,8 +204,9 @@ def test_where_many_jobs_come_in_a_worker_comes_again_in_5_ms_and_keeps_no_adds_
     assert heard() == []
     assert len(work(api, worker).jobs) == 1  # few: it comes to wait
     wait(api, worker)
-    api.add_job("t")
+    api.add_jobs([{"identifier": "t"}] * 20)
     assert heard() == [""]
+    assert work(api, worker, room=1000).again == 0.005
 
 
 def test_an_add_that_was_silent_beside_many_jobs_and_is_long_in_committing_is_looked_for(

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.queues import add, claim, states
+from tests.support.queues import add, answered, claim, states
 
 
 @pytest.mark.parametrize("limit", [1, 3, None])
@@ -21,6 +21,21 @@ def test_no_job_of_a_paused_queue_starts_and_adding_goes_on(api: Any, worker: in
     assert states(api) == {"available": 10}
     api.resume_queue("q")
     assert claim(api, worker) == ids[:limit]
+
+
+@pytest.mark.parametrize("name", ["q", "q*"])
+@pytest.mark.parametrize("limit", [1, 3, None])
+def test_a_pause_holds_when_each_open_transaction_has_seen_it(
+    api: Any, worker: int, limit: int | None, name: str
+) -> None:
+    """A job that was let in would start from then on."""
+    api.set_queue("q", limit)
+    add(api, 2)
+    api.pause_queue(name)
+    answered(api)
+    add(api, 2)
+    answered(api)
+    assert claim(api, worker) == []
 
 
 @pytest.mark.parametrize("limit", [1, 3, None])

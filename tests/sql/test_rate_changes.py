@@ -102,6 +102,23 @@ def test_a_longer_period_counts_the_starts_of_the_shorter_one(api: Any, worker: 
     assert claim(api, worker) == ids[7:]
 
 
+def test_starts_of_the_last_day_count_for_a_longer_period_though_maintenance_has_deleted_old_ones(
+    api: Any, clock: Any
+) -> None:
+    api.set_queue("q", None, 1, "1 minute")
+    for job in add(api, 2):
+        assert claim(api, api.register_worker()) == [job]
+        api.finish(job)
+        clock.advance(hours=23)
+    clock.advance(hours=-21)
+    last = add(api, 1)
+    api.maintain()
+    api.set_queue("q", None, 1, "3 hours")
+    assert claim(api, api.register_worker()) == []
+    clock.advance(hours=1)
+    assert claim(api, api.register_worker()) == last
+
+
 def test_a_claim_with_an_old_snapshot_starts_nothing_and_brings_the_next_claim(
     api: Any, worker: int, actor: Callable[[], Any]
 ) -> None:
@@ -174,6 +191,20 @@ def test_starts_count_for_their_period_though_the_servers_clock_goes_back(
         clock.advance(**later)
     add(api, 200)
     assert len(claim_from_the_head(api, worker, 200)) == 1100 - 1010
+
+
+def test_a_start_counts_from_the_time_at_which_its_job_was_let_in_though_the_claim_has_an_earlier_one(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", None, 1, "10 seconds")
+    first, second = add(api, 2)
+    assert api.promote_jobs() == 1
+    clock.advance(seconds=-5)
+    assert claim(api, worker) == [first]
+    clock.advance(seconds=12)
+    assert claim(api, worker) == []
+    clock.advance(seconds=4)
+    assert claim(api, worker) == [second]
 
 
 def test_the_last_start_of_one_queue_moves_no_start_of_another_though_the_clock_goes_back(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.notify import wait
 from tests.support.turns import claimed, later, turn_of, turn_when, word, work
 
 
@@ -111,6 +112,7 @@ def test_a_turn_does_not_wake_its_own_worker_for_the_job_that_it_takes(
         for _ in range(3):
             api.add_job("t", **{key: "q" if key == "queue_name" else {"key": "s"}})
     jobs = work(api, worker).jobs
+    wait(api, api.register_worker())  # another one, which needs not come
     ear()
     while jobs:
         jobs = work(api, worker, [(job.id, job.run) for job in jobs]).jobs

@@ -77,20 +77,16 @@ begin
 end;
 $$;
 
--- Numbers of transactions far above those of this server are of another one, from which this database
--- was restored. Here no such transaction will end for long, so nothing waits for it.
+-- Numbers of transactions that this server has not reached are of another one, from which this database
+-- was restored. Here no such transaction will end for long, so nothing waits for it. The register may be
+-- ahead of this snapshot, but not by far.
 create or replace function _forget_other_server() returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_far constant bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 100000;
 begin
-    update promotion_requests r set xid = '0' where r.xid > v_far::text::xid8;
-    -- On one server no floor is ahead of the next id. A session that has the gate sets its own.
-    update gate g set floor = '0'
-    where g.ctid = (select a.ctid from gate a where a.floor > pg_snapshot_xmax(pg_current_snapshot())
-                    limit 1 for update skip locked);
-    update held_settings h set seen_by = '0' where h.seen_by > v_far::text::xid8;
+    update held_settings h set seen_by = '0' where h.seen_by >= pg_snapshot_xmax(pg_current_snapshot());
     perform setval('silent_before', v_far - 100000) from silent_before s where s.last_value > v_far;
 end;
 $$;
