@@ -124,16 +124,10 @@ TABLES = """
 TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:[\d.]+|(?<=\"run\": )[1-9]\d*"  # a run is the time of its claim
 MARKS = (
     "listening_until",
-    "polling_until",
-    "not_listening_until",
     "silent_before",
-    "silent_at",
-    "walks_until",
     "swept_at",
     "maintain_at",
     "due_told_at",
-    "fleet_size",
-    "notifications",
 )  # sequences that no rollback takes back
 
 

@@ -25,6 +25,7 @@ def planted(conn: psycopg.Connection[Any], word: str) -> None:
     )
     conn.execute("select pyworker.cancel_job((pyworker.add_job(%(w)s, job_key => 'c')).id)", given)
     worker = conn.execute("select pyworker.register_worker(%s)", [Jsonb({"name": word})]).fetchone()[0]  # type: ignore[index]
+    conn.commit()  # a claim in a transaction that has written lets in no job of a queue
     job, run = conn.execute("select id, run from pyworker.claim_jobs(%s, 1)", [worker]).fetchone()  # type: ignore[misc]
     conn.execute("select pyworker.log_job(%s, %s, %s)", [job, run, word])
     conn.execute("select pyworker.set_progress(%s, %s, 0.5, %s)", [job, run, word])

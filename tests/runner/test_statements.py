@@ -113,7 +113,7 @@ class Idle:
 
 
 @pytest.mark.slow
-def test_an_idle_worker_executes_one_statement_a_second_on_two_connections(fresh_queue: Any) -> None:
+def test_an_idle_worker_executes_three_statements_in_two_seconds_on_two_connections(fresh_queue: Any) -> None:
     network, idle = Proxy(fresh_queue.dsn), Idle()
     worker = fresh_queue.start("--dsn", network.dsn).until_ready()
     fresh_queue.until("select last_value > 0 from pyworker.maintain_at")  # the next is in a minute
@@ -123,7 +123,7 @@ def test_an_idle_worker_executes_one_statement_a_second_on_two_connections(fresh
     assert idle.over.wait(60)
     network.fault = None
     elapsed = idle.beats[5] - idle.beats[0]
-    assert 6 < idle.executed - 1 <= elapsed + 1, (idle.executed, elapsed)
+    assert 6 < idle.executed - 1 <= 1.5 * elapsed + 2, (idle.executed, elapsed)  # a turn, half a beat
     assert len(network.links) == 2
     assert worker.stop() == 0
     network.close()

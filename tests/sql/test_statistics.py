@@ -79,14 +79,11 @@ BATCH = """select max(id) from pyworker.add_batch(
     (select jsonb_agg('{"identifier": "member"}'::jsonb) from generate_series(1, 300)),
     '{"identifier": "callback"}')"""
 # Before each call, so that its reads do not depend on how soon it comes after the last one: a sweep is due,
-# no worker listens, and the session remembers no walk.
+# no worker listens, and the session remembers no floor.
 RESTED = """
     select setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1000);
-    select setval('pyworker.' || register, 0)
-    from unnest('{walks_until,listening_until,polling_until,not_listening_until}'::text[]) register;
-    select set_config('pyworker.' || s.setting, '', false)
-    from unnest('{walk_claim,walk_due,walk_requests,walk_expired,crowded_until,notified_at}'::text[])
-        s(setting)"""
+    select setval('pyworker.listening_until', 0);
+    select set_config('pyworker.floor_' || walk, '', false) from unnest('{ready,due,expired}'::text[]) walk"""
 TABLES = ("live_jobs", "queues", "promotion_requests", "edges", "watches", "starts", "unique_keys", "claims")
 
 
