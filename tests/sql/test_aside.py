@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.support.api import ids
-from tests.support.queues import busy, named
+from tests.support.queues import add, busy, claim, named
 
 
 def test_a_kind_that_was_let_in_just_now_keeps_its_slot_though_another_stands_aside(
@@ -35,3 +35,15 @@ def test_a_job_in_whose_queue_no_other_waits_keeps_its_slot(
     busy(a)
     assert ids(a.claim_jobs(worker, 10, ["unknown"])) == [job]
     a.commit()
+
+
+def test_a_better_job_changes_places_with_none_that_runs(api: Any, worker: int) -> None:
+    api.set_queue("q", 2)
+    (running,) = add(api, 1, priority=5)
+    assert claim(api, worker) == [running]
+    (ready,) = add(api, 1)
+    assert api.promote_jobs() == 1
+    (better,) = add(api, 1, priority=-1)
+    assert claim(api, worker) == [better]
+    api.finish(running)
+    assert claim(api, worker) == [ready]

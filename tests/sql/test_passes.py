@@ -121,3 +121,20 @@ def test_an_add_with_an_older_snapshot_than_a_limit_waits_for_a_slot(
     assert claim(api, worker) == []
     api.finish(*first)
     assert claim(api, worker) == second
+
+
+def test_an_end_with_an_older_snapshot_than_a_pause_hands_nothing_on(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    first, second = add(api, 2)
+    assert claim(api, worker) == [first]
+    a = actor()
+    a.begin("repeatable read")
+    run = a.value("select run from pyworker.jobs where id = %s", [first])
+    api.pause_queue("q")
+    answered(api)
+    assert a.finish_jobs([first], [run]) == [first]
+    a.commit()
+    assert claim(api, worker) == []
+    api.resume_queue("q")
+    assert claim(api, worker) == [second]

@@ -66,14 +66,15 @@ def test_a_claim_looks_at_few_starts_however_many_are_in_its_window_and_before_i
     many = 100_000  # half of them in the window
 
     def of_claims() -> list[dict[str, float]]:
-        """Of a claim that finds room, and of one that finds the rate used up."""
+        """Of a claim whose pass finds room, and of one whose pass finds the rate used up."""
         api.set_queue("q", None, 2 * many, "1 hour")
-        add(api, 30, "q")
         answered(api)
+        add(api, 30, "q")
         found = [cost_of_claim(watched, worker, 10)]
         used = api.value("select rate_used from pyworker.list_queues() where queue_name = 'q'")
         api.set_queue("q", None, used, "1 hour")
         answered(api)
+        add(api, 1, "q")
         found.append(cost_of_claim(watched, worker, 10))
         return found
 
