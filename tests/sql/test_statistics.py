@@ -111,6 +111,8 @@ def looks(api: Any, watched: Any) -> dict[str, dict[str, float]]:
     callback = api.value(BATCH)
     for _ in range(30):
         api.promote_jobs()
+    while api.value("select exists (select from pyworker.held_settings)"):  # about a second
+        api.promote_jobs()
     api.rows("select from pyworker.live_jobs for share")  # promotions look closer at rows that were locked
     found: dict[str, dict[str, float]] = {}
     held: list[Any] = []
