@@ -34,6 +34,13 @@ create type _failure as (
     problem text
 );
 
+create type _floor as (
+    priority smallint,
+    at timestamp with time zone,
+    id bigint,
+    until bigint
+);
+
 create type _job_request as (
     identifier text,
     payload json,
