@@ -106,6 +106,7 @@ def test_marks_on_the_head_keep_no_wakeup_for_ever(
     api.promote_jobs()
     a.rollback()
     answered(api)
+    assert api.claim_jobs(worker) == []  # it waits from now on
     assert api.seconds_until_due() is None
 
 

@@ -11,16 +11,16 @@ from tests.support.pages import read
 
 
 def test_what_doctor_finds_is_on_the_page_of_health_and_on_the_overview(client, queue):
-    queue.rows("drop index pyworker.live_jobs_start_by")
+    mark = "update pg_index set indisvalid = %s where indexrelid = 'pyworker.live_jobs_job_key'::regclass"
+    queue.rows(mark, [False])  # as a REINDEX CONCURRENTLY that has failed leaves it
     try:
         c = client()
         health = " ".join(read(c.get("/health")).text.split())
-        assert "Error, indexes" in health or "Error, schema" in health
-        assert "live_jobs_start_by" in health
-        assert "live_jobs_start_by" in read(c.get("/")).text
+        assert "Error, indexes" in health
+        assert "live_jobs_job_key" in health
+        assert "live_jobs_job_key" in read(c.get("/")).text
     finally:
-        queue.rows("create index live_jobs_start_by on pyworker.live_jobs (start_by)"
-                   " where start_by is not null")  # fmt: skip
+        queue.rows(mark, [True])
 
 
 def test_a_list_offers_the_actions_that_its_jobs_allow(client, queue, worker):
