@@ -179,7 +179,7 @@ SCENARIOS: dict[str, Callable[[Side, str], None]] = {
     "5,000 jobs of 5,000 queues": backlog(5_000, QUEUE.format(5_000), 100),
     "5,000 jobs of 5 queues": backlog(5_000, QUEUE.format(5), 20),
     "5,000 jobs of 200 sequences": backlog(5_000, SEQUENCE.format(200), 100),
-    "2,000 kinds in one queue": backlog(2_000, KINDS, 10),
+    "2,000 kinds in one queue": backlog(2_000, KINDS, 100),
     "add + turn, old snapshot": under_old_snapshot(added_and_worked("select id from add_job('noop')")),
     "empty turn, old snapshot": under_old_snapshot(lambda side: side.turn(1)),
 }
