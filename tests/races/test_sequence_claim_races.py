@@ -320,14 +320,14 @@ def test_the_slot_that_the_next_job_waits_for_comes_free_before_that_job_is_comm
 def test_while_another_session_keeps_the_next_job_locked_workers_look_for_it_ever_less_often(
     api: Any, actor: Any, worker: int, running: Any
 ) -> None:
-    """By the time of the request, which stays what it was however often it is answered."""
+    """By the time since which it has been asked, which stays what it was however often it is answered."""
     (second,) = add(api)
     a = actor()
     a.begin()
     HOLDS["lock"](a, second)
     api.finish_job(running.id, running.run)
     assert api.claim_jobs(worker, 1) == []
-    requests = "select lane, at from pyworker.promotion_requests"
+    requests = "select lane, since from pyworker.promotion_requests"
     before = api.rows(requests)
     assert before
     assert api.claim_jobs(worker, 1) == []
