@@ -91,14 +91,14 @@ FAMILIES = "families"
 
 def alike() -> list[Any]:
     """All crowds, together with those beside which the same verbs may read more. Those beside which none may
-    are the most, and first: they are for each change, the others for `make slow`."""
+    are the most, and first: they are for each change, the others for `make torture`."""
     groups: dict[frozenset[str], list[str]] = {}
     for name in crowds.CROWDS:
         if name != FAMILIES:
             verbs = frozenset(verb for verb, crowd, *_ in ALLOWED if crowd == name)
             groups.setdefault(verbs, []).append(name)
     free = groups.pop(frozenset())
-    return [free, *(pytest.param(names, marks=pytest.mark.slow) for names in groups.values())]
+    return [free, *(pytest.param(names, marks=pytest.mark.torture) for names in groups.values())]
 
 
 @pytest.mark.parametrize("names", alike(), ids=lambda names: f"{names[0]} and {len(names) - 1} more")
@@ -157,7 +157,7 @@ def test_each_public_function_is_measured(place: Place) -> None:
     assert public - {name.partition(":")[0] for name in VERBS} == set()
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_ten_thousand_families_are_set_in_a_row(place: Place) -> None:
     crowds.make(place.rows, FAMILIES, 10_000)
     place.rows("select pyworker.add_job('t', queue_name => 'serial')")
