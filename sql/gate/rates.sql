@@ -120,11 +120,10 @@ begin atomic
     left join lateral _room_of_rate(q.queue_name, q.rate_limit, q.rate_period, _room_in.now) r on true
     cross join lateral (
         select count(*) as taken, count(*) filter (where j.state <> 'running') as ahead
-        from (select i.state, i.slot from live_jobs i
+        from (select i.state from live_jobs i
               where q.slots > 0 and i.queue_name = q.queue_name and i.ready_at is not null
               order by i.queue_name, i.priority, i.run_at, i.id
-              limit case when q.paced then 100000 else q.slots end) j
-        where j.state = 'running' or not q.held or j.slot = q.changed) t
+              limit case when q.paced then 100000 else q.slots end) j) t
     offset 0;
 end;
 

@@ -6,8 +6,9 @@
 -- transaction (`seen_by`). Passes park what older versions have let in. When all transactions that are older
 -- than that one have ended, the version is held no longer.
 
--- In a pass: parks the jobs of these queues that an older version has let in, up to 1,000 of each, and ends
--- what need not be held any more; `families`: those of which these are all queues. Asks again for the others.
+-- In a pass: parks up to 5,000 jobs of these queues that an older version has let in, and ends what need not
+-- be held any more; `families`: those of which these are all queues. Asks again for the others. A job that it
+-- finds locked keeps its place: a claim that is older than the change may have it.
 create or replace function _settle_queues(queue_names text[], families text[]) returns void
     language plpgsql set search_path from current
 as $$
@@ -26,12 +27,12 @@ begin
             select j.ctid as tid from live_jobs j
             where j.queue_name = l.name and j.ready_at is not null and j.state = 'available'
               and (j.slot is distinct from l.changed or l.paused)
-            order by j.queue_name, j.priority, j.run_at, j.id limit 1000 for update skip locked) p),
+            order by j.queue_name, j.priority, j.run_at, j.id limit 5000 for update skip locked) p
+        limit 5000),
     parked as (
         update live_jobs j set ready_at = null, parked = 'queue', slot = null, pace = null, turn = null
-        from old o where j.ctid = o.tid returning j.queue_name)
-    select array_agg(m.name) into v_more
-    from (select p.queue_name as name from parked p group by 1 having count(*) >= 1000) m;
+        from old o where j.ctid = o.tid)
+    select array_agg(l.name) into v_more from lane l where (select count(*) from old) >= 5000;
     delete from held_settings h
     where h.seen_by > '0' and h.seen_by < v_xmin
       and (h.queue_name = any (queue_names) and h.queue_name <> all (coalesce(v_more, '{}'))

@@ -257,3 +257,25 @@ def test_a_replaced_running_job_frees_its_place_when_the_producer_commits(
     assert second.id > first.id
     assert len(claim(api, worker)) == 1
     assert len(finish_all(api, worker)) == 3
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("limits", [(1, None, None), (3, None, None), (None, 3, "1 hour")])
+def test_a_claim_that_is_open_while_its_queue_is_set_counts(
+    api: Any, actor: Any, worker: int, limits: tuple[Any, ...], outcome: str
+) -> None:
+    """It began before the change, and commits after others have been let in."""
+    api.set_queue("q", *limits)
+    ids = add(api, 6)
+    api.promote_jobs()
+    one = actor()
+    one.begin()
+    assert claim(one, api.register_worker(), 1) == ids[:1]
+    api.set_queue("q", *limits)
+    most = limits[0] or limits[1]
+    others = claim(api, worker)
+    assert others == ids[1:most]
+    getattr(one, outcome)()
+    answered(api)
+    others += claim(api, worker)
+    assert len(others) == most - (outcome == "commit")

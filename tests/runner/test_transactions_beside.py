@@ -59,6 +59,7 @@ def test_what_cannot_be_beside_a_transaction_that_completes_the_job_is_refused_b
 ) -> None:
     job, _ = ended(one_handler, "refused_async")
     assert job.state == "completed", job.last_error
+    one_handler.until(f"select count(*) = 1 {NOBODYS}")  # it adds that job after its end
     told = one_handler.value(f"select (pyworker.get_job(id)).result {NOBODYS}")
     assert told[0].startswith("job.transaction(): not while a step or a wait of this job is underway")
     by_caller = Counter(" ".join(one.split()[:3]) for one in told[1:])
