@@ -18,18 +18,10 @@ from ._escape import shown, shown_json
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-# The variable with the name of the database that a process serves, if its command serves several.
-DATABASE = "PYWORKER_LOG_DATABASE"
-
-
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, logger, message, pid, exception, and all of `extra`.
 
     An extra with one of these names gets the prefix "extra_"."""
-
-    def __init__(self, database: str = "") -> None:
-        super().__init__()
-        self._database = {"database": database} if database else {}
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -38,7 +30,6 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": _message_of(record),
             "pid": record.process,
-            **self._database,
         }
         if exception := record.exc_text or (self.formatException(record.exc_info) if record.exc_info else ""):
             entry["exception"] = exception
@@ -92,13 +83,12 @@ def _text_of(value: Any) -> str:
 class TextFormatter(logging.Formatter):
     """For log files: full time, level, logger and process."""
 
-    def __init__(self, database: str = "") -> None:
+    def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s[%(process)d] %(message)s")
-        self._database = f"{database}: " if database else ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         job = f"job {record.__dict__['job_id']}: " if _is_of_job(record) else ""
-        record.message = self._database + job + record.message
+        record.message = job + record.message
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -133,10 +123,9 @@ class ShortFormatter(logging.Formatter):
     Names other loggers.
     """
 
-    def __init__(self, terminal: bool, database: str = "") -> None:
+    def __init__(self, terminal: bool) -> None:
         super().__init__(datefmt="%H:%M:%S")
         self._start = "\r\x1b[K" if terminal else ""  # overwrites a progress bar
-        self._database = f"{database}: " if database else ""
         self._colours = terminal and "NO_COLOR" not in os.environ
 
     def format(self, record: logging.LogRecord) -> str:
@@ -148,7 +137,7 @@ class ShortFormatter(logging.Formatter):
             who = f"{record.name}: "
         loud = record.levelno >= logging.WARNING
         level = f"{record.levelname.lower()}: " if loud else ""
-        text = f"{self._database}{level}{who}{record.getMessage()}"
+        text = f"{level}{who}{record.getMessage()}"
         if exception := record.exc_text or (self.formatException(record.exc_info) if record.exc_info else ""):
             text += f"\n{exception}"
         text = shown(text)
@@ -191,13 +180,13 @@ def is_json() -> bool:
 
 
 def set_up(log_format: str, level: str) -> None:
-    handler, database = logging.StreamHandler(sys.stderr), os.environ.get(DATABASE, "")
+    handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
-        handler.setFormatter(JsonFormatter(database))
+        handler.setFormatter(JsonFormatter())
         _catch_the_rest()
     elif log_format == "short" or on_terminal():
-        handler.setFormatter(ShortFormatter(on_terminal(), database))
+        handler.setFormatter(ShortFormatter(on_terminal()))
     else:
-        handler.setFormatter(TextFormatter(database))
+        handler.setFormatter(TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # lost connections are logged by Backoff

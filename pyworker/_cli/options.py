@@ -23,7 +23,6 @@ from .._output import say
 from .offers import as_commands
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-URLS = ("postgresql://", "postgres://")
 _MODE = "pyworker.mode"  # where --sql and --dry-run store their choice for `database`
 
 as_json = click.option("--json", "machine", is_flag=True, help="Print JSON.")
@@ -115,20 +114,12 @@ def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:
 class WhereOption(click.Option):
     """An option of each command that may also stand before the command: `pyworker --dsn X jobs`.
 
-    All commands take it several times, so that those which take one can refuse more.
+    All commands take it several times, so that they can refuse more than one.
     """
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
-        """Of several databases DATABASE_URL has the URLs, with spaces between them.
-
-        The spaces in libpq's key=value form separate no databases.
-        """
         value = self.resolve_envvar_value(ctx)
-        if value is None:
-            return None
-        parts = value.split()
-        urls = self.name == "dsn" and all(part.startswith(URLS) for part in parts)
-        return parts if urls and parts else [value]
+        return None if value is None else [value]
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         if self.name == "schema" and "" in (value or ()):
@@ -146,27 +137,22 @@ class WhereOption(click.Option):
 def _one(_ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str:
     if len(values) > 1:
         raise click.UsageError(
-            f"{param.opts[0]} names {len(values)} {'databases' if param.name == 'dsn' else 'schemas'}:"
-            " only `pyworker run` takes several"
+            f"{param.opts[0]} is given {len(values)} times: name one"
+            f" {'database' if param.name == 'dsn' else 'schema'}, and start a worker for each"
         )
     return values[0] if values else ""
 
 
-def _schema_option(several: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    about = " Can be repeated, see --dsn; given once it counts for each database." if several else ""
-    return click.option(
-        "--schema",
-        cls=WhereOption,
-        multiple=True,
-        default=("pyworker",),
-        callback=None if several else _one,
-        envvar="PYWORKER_SCHEMA",
-        show_default=True,
-        help=f"Schema in which pyworker is installed.{about}",
-    )
-
-
-schema_option = _schema_option(several=False)
+schema_option = click.option(
+    "--schema",
+    cls=WhereOption,
+    multiple=True,
+    default=("pyworker",),
+    callback=_one,
+    envvar="PYWORKER_SCHEMA",
+    show_default=True,
+    help="Schema in which pyworker is installed.",
+)
 
 
 class PortOption(click.Option):
@@ -185,20 +171,18 @@ class PortOption(click.Option):
         return None
 
 
-def common(command: Callable[..., Any], several: bool = False) -> Callable[..., Any]:
-    """Add the options that name the database and the schema, or several."""
-    about = " Can be repeated: one worker for each database." if several else ""
+def common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name the database and the schema."""
 
     @click.option(
         "--dsn",
         cls=WhereOption,
         multiple=True,
-        callback=None if several else _one,
+        callback=_one,
         envvar="DATABASE_URL",
-        help="Database: a postgresql:// URL, libpq's key=value, `demo` or `dev`. Default: the PG* variables."
-        + about,
+        help="Database: a postgresql:// URL, libpq's key=value, `demo` or `dev`. Default: the PG* variables.",
     )
-    @_schema_option(several)
+    @schema_option
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return command(*args, **kwargs)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Sequence
-from dataclasses import replace
 
 import click
 
 from .._dev.url import resolved
 from .._runner.config import RunConfig
-from . import databases as _databases
 from . import health as _health
 from .options import CliError, common, named_roles
 
@@ -46,7 +42,7 @@ def _bounded(
 
 @click.command()
 @click.argument("modules", nargs=-1, required=True)
-@functools.partial(common, several=True)
+@common
 @click.option(
     "--concurrency",
     "-c",
@@ -61,7 +57,7 @@ def _bounded(
     default=1,
     show_default=True,
     type=click.IntRange(1, 256),
-    help="Processes that run handlers, for each database.",
+    help="Processes that run handlers.",
 )
 @click.option(
     "--queue",
@@ -120,7 +116,7 @@ def _bounded(
 )
 @_health.run_options
 def run(
-    modules: tuple[str, ...], dsn: tuple[str, ...], schema: tuple[str, ...], concurrency: int, processes: int,
+    modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int,
     queues: tuple[list[str], dict[str, int]], tasks: tuple[str, ...],
     forbidden_flags: tuple[str, ...], once: bool,
     shutdown_timeout: float, poll_interval: float, max_memory: int | None, crontab: str | None,
@@ -131,9 +127,6 @@ def run(
 
     On SIGTERM or Ctrl-C the worker claims no new job, gives running jobs the shutdown timeout, and
     hands the others back at once; a second signal hands all jobs back.
-
-    Several databases (--dsn A --dsn B), or several schemas of one (--schema a --schema b), have a
-    worker each, and all options count for each. A database that is away delays no other one.
 
     Exit codes: 0 done, 1 error,
     2 wrong usage, 56 the database is older than this pyworker (run `pyworker migrate`), 57 it is
@@ -149,38 +142,32 @@ def run(
 
     set_up(log_format, log_level.upper())
     config = RunConfig(
-        dsn="", tasks=list(modules), concurrency=concurrency, processes=processes,
+        dsn="", schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes,
         queues=names, bounds=bounds, only_tasks=list(tasks), forbidden_flags=list(forbidden_flags),
         once=once, shutdown_timeout=shutdown_timeout, poll_interval=poll_interval,
         max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
         log_level=log_level.upper(), name=name or "", stuck_after=stuck_after,
         metrics=metrics_port is not None, uvloop=not no_uvloop, tracebacks=not no_tracebacks,
     )  # fmt: skip
-    places = _databases.paired(dsn or ("",), schema)
     ports = [port for port in (health_port, metrics_port) if port]
-    with contextlib.ExitStack() as stack:
-        urls = {given: stack.enter_context(resolved(given)) for given in dict.fromkeys(dsn or ("",))}
-        configs = [replace(config, dsn=urls[given], schema=its) for given, its in places]
-        code = (_one if len(configs) == 1 else _several)(configs, crontab, host, ports)
-    raise SystemExit(code)
+    with resolved(dsn) as config.dsn, named_roles(config.dsn, schema):
+        raise SystemExit(_serve(config, crontab, host, ports))
 
 
-def _one(configs: Sequence[RunConfig], crontab: str | None, host: str, ports: Sequence[int]) -> int:
+def _serve(config: RunConfig, crontab: str | None, host: str, ports: list[int]) -> int:
     from .._runner import metrics, probes
     from .._runner.crontab import load_for_run
     from .._runner.parent import Parent
 
-    config = configs[0]
-    with named_roles(config.dsn, config.schema):
-        if crontab:
-            load_for_run(config.dsn, config.schema, crontab)
-        parent = Parent(config)
-        with (
-            metrics.collected(parent) as own,
-            probes.serving(host, ports, {**probes.of_worker(parent), **own}),
-            _progress(config),
-        ):
-            return parent.run()
+    if crontab:
+        load_for_run(config.dsn, config.schema, crontab)
+    parent = Parent(config)
+    with (
+        metrics.collected(parent) as own,
+        probes.serving(host, ports, {**probes.of_worker(parent), **own}),
+        _progress(config),
+    ):
+        return parent.run()
 
 
 def _progress(config: RunConfig) -> contextlib.AbstractContextManager[object]:
@@ -191,15 +178,3 @@ def _progress(config: RunConfig) -> contextlib.AbstractContextManager[object]:
     from .progress import progress
 
     return progress(config.dsn, config.schema)
-
-
-def _several(configs: Sequence[RunConfig], crontab: str | None, host: str, ports: Sequence[int]) -> int:
-    from .._runner import probes
-    from .._runner.several import Supervisor
-
-    named = _databases.named([(config.dsn, config.schema) for config in configs])
-    supervisor = Supervisor(
-        {name: replace(config, supervised=True) for name, config in zip(named, configs, strict=True)}, crontab
-    )
-    with probes.serving(host, ports, supervisor.routes(configs[0].metrics)):
-        return supervisor.run()

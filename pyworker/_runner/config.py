@@ -36,7 +36,6 @@ class RunConfig:
     uvloop: bool = True  # run async handlers on uvloop if it is installed
     log_format: str = "text"
     log_level: str = "INFO"
-    supervised: bool = False  # one of several databases: it leaves signals to the supervisor
     tracebacks: bool = True  # log the tracebacks of failed handlers
 
     @property

@@ -78,7 +78,7 @@ class Parent:
         while self.config.once and db.run_schedules(QUERY_TIMEOUT):
             pass
         signals.adopt_orphans()
-        with signals.listening(self._signalled, self.config.supervised) as wakeup:
+        with signals.listening(self._signalled) as wakeup:
             for _ in range(self.config.processes):
                 self._spawn(db)
             self._work(wakeup)

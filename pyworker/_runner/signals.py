@@ -1,7 +1,7 @@
 """The signals that stop a worker.
 
 They may reach every process of the worker (Ctrl-C, `kill -- -PGID`, systemd); only the parent acts
-on them. The parents of several databases leave them to their supervisor, which sends TOLD."""
+on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-TOLD = signal.SIGUSR1  # from the supervisor of several databases to their parents: stop
 Handler = Callable[[int, object], None]
 
 
@@ -35,25 +34,14 @@ def nothing(_number: int, _frame: object) -> None:
     """A signal handler that does nothing; the signal interrupts a wait."""
 
 
-def handlers(stop: Handler, supervised: bool) -> dict[int, Handler]:
-    """What the parent does at which signal."""
-
-    def told(_number: int, frame: object) -> None:
-        stop(signal.SIGTERM, frame)
-
-    if supervised:
-        return {signal.SIGCHLD: nothing, **dict.fromkeys(heard(), nothing), TOLD: told}
-    return {signal.SIGCHLD: nothing, **dict.fromkeys(heard(), stop)}
-
-
 @contextmanager
-def listening(stop: Handler, supervised: bool = False) -> Iterator[socket.socket]:
+def listening(stop: Handler) -> Iterator[socket.socket]:
     """Do what is to be done at each signal. Yields a socket that can be read after each of them."""
     wakeup, notice = socket.socketpair()
     for end in (wakeup, notice):
         end.setblocking(False)
     signal.set_wakeup_fd(notice.fileno())
-    acts = handlers(stop, supervised)
+    acts: dict[int, Handler] = {signal.SIGCHLD: nothing, **dict.fromkeys(heard(), stop)}
     before = {number: signal.signal(number, act) for number, act in acts.items()}
     try:
         yield wakeup

@@ -358,3 +358,21 @@ def test_if_one_of_several_jobs_is_refused_none_is_changed_and_the_message_says_
     assert done.stderr.endswith(" No job was changed.\n")
     assert db.execute("select state from pyworker.get_job(%s)", [job]).fetchone() == ("scheduled",)
     assert "No job was changed" not in cli(verb, "999999", DATABASE_URL=dsn).stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["jobs", "--dsn", "dbname=a", "--dsn", "dbname=b"],
+        ["--dsn", "dbname=a", "--dsn", "dbname=b", "doctor"],
+        ["queues", "pause", "q", "--dsn", "dbname=a", "--dsn", "dbname=b"],
+        ["run", "handlers", "--dsn", "dbname=a", "--dsn", "dbname=b"],
+        ["run", "handlers", "--schema", "a", "--schema", "b"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_serves_one_schema_of_one_database(cli, arguments):
+    done = cli(*arguments)
+    what = "schema" if "--schema" in arguments else "database"
+    assert done.returncode == 2
+    assert f"is given 2 times: name one {what}, and start a worker for each" in done.stderr

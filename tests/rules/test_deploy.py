@@ -5,6 +5,9 @@ import configparser
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 
 import click
 import pytest
@@ -17,9 +20,16 @@ from pyworker._runner.config import RunConfig
 from tests.support import ROOT
 
 DEPLOY = ROOT / "deploy"
-UNIT = configparser.RawConfigParser(strict=False)
-UNIT.optionxform = str
-UNIT.read_string((DEPLOY / "pyworker.service").read_text("utf-8"))
+
+
+def unit(name):
+    found = configparser.RawConfigParser(strict=False)
+    found.optionxform = str
+    found.read_string((DEPLOY / name).read_text("utf-8"))
+    return found
+
+
+UNIT, TEMPLATE = unit("pyworker.service"), unit("pyworker@.service")
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8")))
 KEDA = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "keda.yaml").read_text("utf-8"))}
 HPA = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "hpa.yaml").read_text("utf-8"))}
@@ -31,6 +41,7 @@ PODS = {
 }
 COMMANDS = [
     shlex.split(UNIT["Service"]["ExecStart"])[1:],
+    shlex.split(TEMPLATE["Service"]["ExecStart"])[1:],
     json.loads(re.search("(?m)^HEALTHCHECK .* CMD (.*)$", DOCKERFILE)[1])[1:],
 ]
 CONTAINERS = [each for pod in PODS.values() for each in (*pod.get("initContainers", ()), *pod["containers"])]
@@ -48,16 +59,37 @@ def test_each_command_is_one_that_there_is(command):
     ("granted", "command"),
     [
         (int(UNIT["Service"]["TimeoutStopSec"]), COMMANDS[0]),
+        (int(TEMPLATE["Service"]["TimeoutStopSec"]), COMMANDS[1]),
         (PODS["pyworker"]["terminationGracePeriodSeconds"], PODS["pyworker"]["containers"][0]["args"]),
         (int(re.search("docker stop -t ([0-9]+)", DOCKERFILE)[1]), []),
     ],
-    ids=["systemd", "kubernetes", "docker"],
+    ids=["systemd", "systemd's template", "kubernetes", "docker"],
 )
 def test_a_worker_is_granted_more_time_than_it_takes_to_stop(granted, command):
     timeout = RunConfig("").shutdown_timeout
     if "--shutdown-timeout" in command:
         timeout = float(command[command.index("--shutdown-timeout") + 1])
     assert granted > timeout + parent.GRACE + 5
+
+
+@pytest.mark.parametrize("instance", ["pyworker.service", "pyworker@shop.service"])
+def test_systemd_takes_the_unit(instance, tmp_path):
+    """systemd-analyze wants the program to be there."""
+    if not (analyze := shutil.which("systemd-analyze")):
+        pytest.skip("no systemd-analyze here")
+    source = (DEPLOY / instance.replace("shop", "")).read_text("utf-8")
+    (tmp_path / instance).write_text(source.replace("/srv/myapp/.venv/bin/pyworker", sys.executable))
+    done = subprocess.run([analyze, "verify", tmp_path / instance], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_template_differs_from_the_unit_in_what_an_instance_has_for_itself():
+    own = {
+        (section, key) for section in UNIT.sections() for key in UNIT[section]
+        if UNIT[section][key] != TEMPLATE[section][key]
+    }  # fmt: skip
+    assert own == {("Unit", "Description"), ("Service", "EnvironmentFile"), ("Service", "ExecStart")}
+    assert all("%i" in TEMPLATE[section][key] for section, key in own)
 
 
 def test_probes_ask_the_worker_itself_at_a_port_that_it_serves():
