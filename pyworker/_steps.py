@@ -1,6 +1,6 @@
 """A job's steps and waits: what one run has done, a later run need not do again.
 
-The rules are in sql/modules/coordination/steps.sql. This module reads the saved steps once a run, calls
+The rules are in sql/features/steps.sql. This module reads the saved steps once a run, calls
 what is not saved, and keeps a name from being used twice.
 """
 

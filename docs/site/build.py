@@ -91,13 +91,13 @@ MENU = {
 # The SQL reference in the order of use: parts, and the files whose functions they show. The other
 # files' functions come last.
 PARTS = {
-    "Define tasks": ("10_tasks",),
-    "Add jobs": ("20_add", "22_add_jobs", "unique_policy", "batches"),
+    "Define tasks": ("tasks",),
+    "Add jobs": ("add", "add_jobs", "unique_policy", "batches"),
     "Ask why": ("explain", "doctor"),
-    "Look up, cancel, retry": ("jobs", "retry", "waiters", "60_fail"),
+    "Look up, cancel, retry": ("jobs", "retry", "waiters", "fail"),
     "Queues and sequences": ("settings", "sequences"),
-    "Schedules": ("schedules", "times", "words", "crontab", "ticks"),
-    "Steps and signals": ("steps", "views", "graph"),
+    "Schedules": ("schedules", "cron_times", "cron_words", "crontab", "schedule_ticks"),
+    "Steps and signals": ("steps", "dependencies", "graph"),
     "Lists, for dashboards": ("list_jobs", "pages", "problems", "actions"),
     "Monitoring and upkeep": ("metrics", "health", "maintain"),
     "For tests": ("optional",),

@@ -60,9 +60,8 @@ def migrations() -> list[Migration]:
 def code() -> list[Path]:
     """The current code, in the order of sql/install.sql."""
     listed = (directory("sql") / "install.sql").read_text("utf-8")
-    return [
-        directory("sql") / name for name in re.findall(r"(?m)^\\ir ((?:functions|gate|modules)/\S+)$", listed)
-    ]
+    names = re.findall(r"(?m)^\\ir ((?:heart|gate|features|console)/\S+)$", listed)
+    return [directory("sql") / name for name in names]
 
 
 def _finish(sql_dir: Path, *, movable_clock: bool, roles: bool) -> list[Path]:

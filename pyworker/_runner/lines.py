@@ -19,7 +19,7 @@ from .._texts import printable
 log = logging.getLogger("pyworker.worker")
 
 PERIOD = 1.0  # seconds that a line waits at most, while its handler runs
-MAX_LINES = 200  # of a job between two turns: the database keeps no more (sql/modules/runners/log.sql)
+MAX_LINES = 200  # of a job between two turns: the database keeps no more (sql/features/log.sql)
 MAX_JOBS = 1000  # whose lines wait while the database does not answer
 MAX_LENGTH = 2001  # of a message, as it is sent: the database sees that it is too long
 MAX_SENT = 4_000_000  # characters of messages in one call

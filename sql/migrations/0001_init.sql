@@ -151,7 +151,7 @@ create type schedule as (
     updated_at timestamptz
 );
 
--- What a cron expression means (private); see modules/cron/expressions.sql.
+-- What a cron expression means (private); see features/cron_expressions.sql.
 create type _cron as (
     minutes integer[],
     hours integer[],
@@ -178,7 +178,7 @@ create type _loose_end as (
     result jsonb
 );
 
--- The place up to which a session has walked an index (private): functions/02_floors.
+-- The place up to which a session has walked an index (private): heart/floors.
 create type _floor as (
     priority smallint,
     at timestamptz,
@@ -364,9 +364,9 @@ create table live_jobs (
     finished_at timestamptz,
     expires_at timestamptz,                         -- when it may be pruned; here only while discarded
     result jsonb,
-    -- limits of the waiting: coordination/deadlines
+    -- limits of the waiting: features/deadlines
     start_by timestamptz,                           -- add_job's expires_at, until its first claim
-    claimed_start_by timestamptz,                   -- the same at its last claim: workers/workers
+    claimed_start_by timestamptz,                   -- the same at its last claim: heart/workers
     wait_until timestamptz,                         -- by then a replace must not put it off (max_wait)
     waits_since timestamptz,                        -- since then it has waited; null: since created_at
     waits_run bigint,                               -- its run at that time
@@ -414,7 +414,7 @@ create table finished_jobs_default partition of finished_jobs default;
 create index finished_jobs_id on finished_jobs (id);
 create index finished_jobs_unique_key on finished_jobs (unique_key) where unique_key is not null;
 
--- One row per unique key that a job has. The primary key makes uniqueness strong: keys/unique.
+-- One row per unique key that a job has. The primary key makes uniqueness strong: features/unique.
 create table unique_keys (
     unique_key bytea primary key,
     adds integer not null default 1
@@ -440,7 +440,7 @@ create table errors (
 );
 create index errors_job on errors (job_id, run);
 
--- What jobs wait for: the ends of other jobs (dependencies/edges). An edge counts for one revision of
+-- What jobs wait for: the ends of other jobs (features/edges). An edge counts for one revision of
 -- the child. A replace raises the revision, so it need not touch the older edges.
 create table edges (
     child_id bigint not null,
@@ -449,7 +449,7 @@ create table edges (
     ref text,                                   -- what the call that added the child named the parent
     condition text collate "C" not null,        -- 'success', 'end' or 'failure'
     cancels boolean not null,                   -- cancel the child if the parent ends in another way
-    met text collate "C",                       -- the parent's state that met it: dependencies/edges
+    met text collate "C",                       -- the parent's state that met it: features/edges
     result jsonb,                               -- the parent's result then, for the child
     -- A job may name another one twice: with two conditions, or by two refs of which one is a duplicate.
     unique nulls not distinct (child_id, revision, parent_id, condition, ref)
@@ -460,7 +460,7 @@ create index edges_parent on edges (parent_id);
 create table watches (
     child_id bigint not null,
     revision integer not null,
-    from_id bigint,                             -- lower parents' edges are met: dependencies/edges
+    from_id bigint,                             -- lower parents' edges are met: features/edges
     parent_id bigint not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index watches_parent on watches (parent_id);
@@ -474,7 +474,7 @@ create table vanished_parents (
 create index vanished_parents_at on vanished_parents (at);
 
 -- What a job has done and must not do again, and the signals that it waits for or has got
--- (coordination/steps). Like an edge, a step counts for one revision of the job.
+-- (features/steps). Like an edge, a step counts for one revision of the job.
 create table steps (
     job_id bigint not null,
     revision integer not null,
@@ -499,7 +499,7 @@ create table signals (
 );
 create index signals_job on signals (job_id, name, id);
 
--- How far a run has come, as its handler tells (functions/45_start.sql). A table of its own: an update of
+-- How far a run has come, as its handler tells (heart/start.sql). A table of its own: an update of
 -- a job would copy its payload each time.
 create table progress (
     job_id bigint primary key,
@@ -509,7 +509,7 @@ create table progress (
     at timestamptz not null
 ) with (fillfactor = 50);
 
--- What the runs of jobs have logged, the newest lines of each job (runners/log).
+-- What the runs of jobs have logged, the newest lines of each job (features/log).
 create table log_lines (
     id bigint generated always as identity,
     job_id bigint not null,
@@ -521,7 +521,7 @@ create table log_lines (
     primary key (job_id, id)
 );
 
--- Who waits for the end of which job: wait_for_job (coordination/waiters). Only a hint.
+-- Who waits for the end of which job: wait_for_job (features/waiters). Only a hint.
 create unlogged table waiters (
     job_id bigint not null,
     until timestamptz not null
@@ -562,7 +562,7 @@ create table once_keys (
 );
 create index once_keys_at on once_keys (at); -- for pruning
 
--- The schedules; see modules/schedules. The columns of type schedule, in its order, and retry_at.
+-- The schedules; see features/schedules. The columns of type schedule, in its order, and retry_at.
 create table schedule_entries (
     name text collate "C" primary key,
     cron text not null,
@@ -617,7 +617,7 @@ create sequence swept_at minvalue 0 start 0;
 create sequence maintain_at minvalue 0 start 0;
 create sequence due_told_at minvalue 0 start 0;
 
--- Registers, not counters; see functions/01_notify.sql. Reading a sequence takes no snapshot, so a
+-- Registers, not counters; see heart/notify.sql. Reading a sequence takes no snapshot, so a
 -- session sees the current value even inside an old REPEATABLE READ transaction, and setting one
 -- leaves no dead rows. Times are in ms since 1970.
 create sequence listening_until minvalue 0 start 0;     -- until then a worker is waiting for a notification

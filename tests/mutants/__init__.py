@@ -16,6 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SQL = HERE.parent.parent / "sql"
+ROOMS = ("heart", "gate", "features", "console")
 OBJECT = re.compile(r"(?m)^create (?:or replace )?(?:function|view) ([a-z_]+)")
 BLANK = r"(?:\s|--[^\n]*\n)"
 
@@ -46,9 +47,7 @@ def functions() -> dict[str, list[tuple[Path, int, str]]]:
     for path in sorted(
         [
             *SQL.glob("*.sql"),
-            *SQL.glob("functions/*.sql"),
-            *SQL.glob("gate/*.sql"),
-            *SQL.glob("modules/*/*.sql"),
+            *(path for room in ROOMS for path in SQL.glob(f"{room}/*.sql")),
         ]
     ):
         text = path.read_text("utf-8")

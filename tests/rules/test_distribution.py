@@ -69,7 +69,7 @@ def test_files_are_read_at_all() -> None:
     assert {
         ROOT / "README.md",
         ROOT / "docs" / "start.md",
-        ROOT / "sql" / "functions" / "00_core.sql",
+        ROOT / "sql" / "heart" / "core.sql",
     } <= set(FILES)
     assert installed_by("`pip install\n'pyworker-pg[a,b]'`, or") == {"pyworker-pg[a,b]"}
     assert installed_by("pip install -U pyworker';") == {"pyworker"}

@@ -30,7 +30,7 @@ def runner_help():
 @pytest.mark.parametrize("code", sorted(errors.BY_SQLSTATE))
 def test_every_error_code_is_in_the_readme_and_in_the_core(code):
     assert code in README
-    assert code in (ROOT / "sql" / "functions" / "00_core.sql").read_text("utf-8")
+    assert code in (ROOT / "sql" / "heart" / "core.sql").read_text("utf-8")
 
 
 def test_ci_runs_the_test_command_of_the_readme():

@@ -9,12 +9,11 @@ from tests.support import ROOT
 from tests.support.files import for_each
 
 SQL = ROOT / "sql"
+ROOMS = ("heart", "gate", "features", "console")
 MIGRATIONS = sorted((SQL / "migrations").glob("*.sql"))
 FUNCTIONS = sorted(
     [
-        *(SQL / "functions").glob("*.sql"),
-        *(SQL / "gate").glob("*.sql"),
-        *(SQL / "modules").glob("*/*.sql"),
+        *(path for room in ROOMS for path in (SQL / room).glob("*.sql")),
         SQL / "grants.sql",
     ]
 )
@@ -76,8 +75,6 @@ def test_psql_and_python_load_the_same_files_in_the_same_order():
     code = [path.relative_to(SQL).as_posix() for path in migrations.code()]
     assert sorted([*code, "grants.sql"]) == sorted(path.relative_to(SQL).as_posix() for path in FUNCTIONS)
     assert [name for name in included if name in code] == code
-    heart = [name for name in code if name.startswith("functions/")]
-    assert heart == sorted(heart), "the heart is loaded in the order of its numbers"
 
 
 def test_the_map_of_sql_names_every_file():

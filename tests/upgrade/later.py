@@ -86,5 +86,5 @@ def make(tree: Path) -> Later:
             f"'pyworker.newest', '{newest()}'", f"'pyworker.newest', '{VERSION}'"
         ),
     )
-    later.edit("modules/runners/beat.sql", renamed)
+    later.edit("heart/beat.sql", renamed)
     return later

@@ -1,0 +1,281 @@
+-- console/actions: perform_action(), by which dashboards change jobs, queues, sequences and
+-- schedules, and the view audit. Each action is recorded with its outcome in the transaction that
+-- performs it. An action that would change nothing is refused, and says so.
+
+-- The SQL of an action, to copy. Null for an action that is not known.
+create or replace function action_sql(action text, target text, options jsonb default '{}') returns text
+    language plpgsql stable security definer set search_path from current
+as $$
+begin
+    if action in ('retry', 'cancel', 'force_cancel', 'delete') and (target ~ '^[0-9]{1,18}$') is not true then
+        raise exception 'action_sql: target of % must be the id of a job, got %', action,
+            coalesce(quote_literal(left(target, 140)), 'NULL') using errcode = 'PW001';
+    end if;
+    return format(case action
+        when 'retry' then 'select * from %I.retry_job(%s)'
+        when 'cancel' then 'select * from %I.cancel_job(%s)'
+        when 'force_cancel' then 'select * from %I.cancel_job(%s, force => true)'
+        when 'delete' then 'select * from %I.delete_job(%s)'
+        when 'pause_queue' then 'select %I.pause_queue(%L)'
+        when 'resume_queue' then 'select %I.resume_queue(%L)'
+        when 'set_queue' then 'select %1$I.%3$s' -- a name in it may look like a format
+        when 'resume_sequence' then 'select %I.resume_sequence(%L)'
+        when 'run_schedule' then 'select * from %I.run_schedule(%L)'
+        when 'pause_schedule' then 'select * from %I.pause_schedule(%L)'
+        when 'resume_schedule' then 'select * from %I.resume_schedule(%L)' end,
+        current_schema(), target, case action when 'set_queue' then _limits_call(target, options) end);
+end;
+$$;
+comment on function action_sql(text, text, jsonb) is
+    'The SQL that does what perform_action() does with this action, target and options, but for the '
+    'record in the view audit. Null for an action that does not exist. Errors: PW001.';
+
+create or replace function job_actions(job_id bigint) returns table (action text, statement text)
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off
+    set jit = off
+as $$
+declare
+    v_job job := get_job(job_id);
+    v_asked boolean := coalesce(
+        (select j.cancel_requested_at is not null from live_jobs j where j.id = job_actions.job_id), false);
+begin
+    return query
+    select a.action, action_sql(a.action, job_id::text)
+    from (values (1, 'retry', v_job.state not in ('available', 'running')),
+                 (2, 'cancel', v_job.finished_at is null and not (v_job.state = 'running' and v_asked)),
+                 (3, 'force_cancel', v_job.state = 'running'),
+                 (4, 'delete', v_job.state <> 'running')) a(place, action, applies)
+    where v_job.id is not null and a.applies order by a.place;
+end;
+$$;
+comment on function job_actions(bigint) is
+    'The actions of perform_action() that would change this job as it is now, and their SQL. No row if '
+    'there is no such job.';
+
+-- The limits of a queue with these options of set_queue: what they do not name stays as it is.
+create or replace function _limits_with(
+    queue_name text, options jsonb, out concurrency integer, out rate_limit integer,
+    out rate_period interval, out fair boolean)
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_now record;
+begin
+    select q.* into v_now from _queues_of(array[_limits_with.queue_name]) q;
+    concurrency := case when options ? 'concurrency' then (options ->> 'concurrency')::integer
+                        else v_now.concurrency end;
+    rate_limit := case when options ? 'rate_limit' then (options ->> 'rate_limit')::integer
+                       else v_now.rate_limit end;
+    if rate_limit is not null then
+        rate_period := case when options ? 'rate_period' then (options ->> 'rate_period')::interval
+                            else v_now.rate_period end;
+    end if;
+    fair := coalesce((options ->> 'fair')::boolean, v_now.fair and right(queue_name, 1) = '*');
+exception
+    when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
+        raise exception 'perform_action: rate_period must be an interval such as ''1 minute'', got %',
+            quote_literal(options ->> 'rate_period') using errcode = 'PW001';
+    when invalid_text_representation or numeric_value_out_of_range then
+        raise exception 'perform_action: concurrency and rate_limit must be whole numbers or null, '
+            'fair true or false, got %', left(options::text, 140)
+            using errcode = 'PW001';
+end;
+$$;
+
+-- The call of set_queue with these options.
+create or replace function _limits_call(queue_name text, options jsonb) returns text
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_limits record := _limits_with(queue_name, options);
+begin
+    return format('set_queue(%L, %s', queue_name, coalesce(v_limits.concurrency::text, 'null'))
+        || case when v_limits.rate_limit is null then ''
+                else format(', %s, %L', v_limits.rate_limit, _words_of(v_limits.rate_period)) end
+        || case when v_limits.fair then ', fair => true)' else ')' end;
+end;
+$$;
+
+-- Raises PW005 if an action on a queue or a schedule would change nothing.
+create or replace function _refuse_idle(action text, target text) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_paused boolean := case
+        when action in ('pause_queue', 'resume_queue') then coalesce(
+            (select q.paused from queues q where q.queue_name = target for update), false)
+        when action in ('pause_schedule', 'resume_schedule') then
+            (select t.paused from schedule_entries t where t.name = target for update) end;
+begin
+    if action like 'pause%' and v_paused then
+        raise exception 'it was already paused' using errcode = 'PW005';
+    elsif action like 'resume%' and not v_paused then
+        raise exception 'it was not paused' using errcode = 'PW005';
+    end if;
+end;
+$$;
+
+-- Raises PW005 if cancelling or retrying the job would change nothing, or if it was lost, and those are
+-- left out. Locks the job.
+create or replace function _refuse_idle_job(action text, target bigint, lost boolean) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_row live_jobs := _lock_job(case action when 'retry' then 'retry_job' else 'cancel_job' end, target);
+begin
+    if action <> 'retry' and (v_row.id is null or v_row.state = 'discarded') then
+        raise exception 'it was already %', (get_job(target)).state using errcode = 'PW005';
+    elsif action = 'cancel' and v_row.state = 'running' and v_row.cancel_requested_at is not null then
+        raise exception 'it was already asked to stop' using errcode = 'PW005';
+    elsif action = 'retry' and _was_lost(v_row) and not lost then
+        raise exception 'it was lost, and may have been done: retry it by itself' using errcode = 'PW005';
+    elsif action = 'retry' and v_row.state = 'available' and v_row.start_by is null then
+        raise exception 'it was already available' using errcode = 'PW005';
+    end if;
+end;
+$$;
+
+-- Sets the limits of a queue, and tells which they are.
+create or replace function _set_limits(queue_name text, options jsonb) returns text
+    language plpgsql set search_path from current
+as $$
+declare
+    v_limits record := _limits_with(queue_name, options);
+begin
+    perform set_queue(
+        queue_name, v_limits.concurrency, v_limits.rate_limit, v_limits.rate_period, v_limits.fair);
+    return coalesce('concurrency ' || v_limits.concurrency, 'no limit')
+        || case when v_limits.rate_limit is null then ''
+                else format(', at most %s in %s', v_limits.rate_limit, _words_of(v_limits.rate_period)) end
+        || case when v_limits.fair then ', fair' else '' end;
+end;
+$$;
+
+create or replace function _perform_action(action text, target text, options jsonb) returns text
+    language plpgsql set search_path from current
+as $$
+declare
+    v_job job;
+begin
+    if action in ('retry', 'cancel', 'force_cancel') then
+        perform _refuse_idle_job(action, target::bigint, coalesce((options ->> 'lost')::boolean, false));
+    else
+        perform _refuse_idle(action, target);
+    end if;
+    case action
+        when 'retry' then v_job := retry_job(target::bigint);
+        when 'cancel', 'force_cancel' then v_job := cancel_job(target::bigint, action = 'force_cancel');
+        when 'delete' then v_job := delete_job(target::bigint);
+        when 'pause_queue' then perform pause_queue(target);
+        when 'resume_queue' then perform resume_queue(target);
+        when 'set_queue' then
+            return _set_limits(target, options);
+        when 'resume_sequence' then
+            if not resume_sequence(target) then
+                raise exception 'it was not halted' using errcode = 'PW005';
+            end if;
+        when 'run_schedule' then
+            return (select coalesce('added job ' || string_agg(j.id::text, ', '), 'added no job')
+                    from run_schedule(target) j);
+        when 'pause_schedule' then perform pause_schedule(target);
+        when 'resume_schedule' then perform resume_schedule(target);
+    end case;
+    return case when v_job.id is null then 'done' when action = 'delete' then 'was ' || v_job.state
+                when action = 'cancel' and v_job.state = 'running' then 'running, and asked to stop'
+                else v_job.state end;
+end;
+$$;
+
+create or replace function _check_action(action text, targets text[], actor text, options jsonb)
+    returns void
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_actions constant text[] := '{retry,cancel,force_cancel,delete,pause_queue,resume_queue,set_queue,
+                                   resume_sequence,run_schedule,pause_schedule,resume_schedule}'::text[];
+    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
+    v_bad text := (select t.target from unnest(targets) t(target)
+                   where t.target is null or (v_jobs and t.target !~ '^[0-9]{1,18}$') limit 1);
+    v_problem text := case
+        when action is null or action <> all (v_actions) then
+            format('action must be one of %s, got %s', array_to_string(v_actions, ', '),
+                   coalesce(quote_literal(action), 'NULL'))
+        when coalesce(cardinality(targets), 0) not between 1 and 1000 then
+            format('targets must be 1 to 1000, got %s', coalesce(cardinality(targets), 0))
+        when array_ndims(targets) > 1 then
+            format('targets must be a plain list, got %s', left(targets::text, 140))
+        when v_bad is not null or array_position(targets, null) is not null then
+            format('targets of %s must be %s, got %s', action,
+                   case when v_jobs then 'ids of jobs' else 'names' end,
+                   coalesce(quote_literal(left(v_bad, 140)), 'NULL'))
+        when coalesce(length(actor), 0) not between 1 and 200 then
+            format('actor must be 1 to 200 characters long, got %s',
+                   coalesce(quote_literal(left(actor, 220)), 'NULL'))
+        when action = 'retry' and coalesce(options ->> 'lost', 'true') <> all ('{true,false}') then
+            format('options of retry may have lost, true or false, got %s', left(options::text, 140))
+        when action = 'set_queue' and (
+                options ?| '{concurrency,rate_limit,fair}'
+                and coalesce(options ->> 'concurrency', '1') ~ '^[0-9]{1,9}$'
+                and coalesce(options ->> 'rate_limit', '1') ~ '^[0-9]{1,9}$'
+                and coalesce(options ->> 'fair', 'true') = any ('{true,false}')) is not true then
+            format('options of set_queue must have concurrency or rate_limit, a number or null, or fair, '
+                   'true or false, got %s', coalesce(options::text, 'NULL')) end;
+begin
+    perform _refuse('perform_action: ' || v_problem);
+end;
+$$;
+
+create or replace function perform_action(action text, targets text[], actor text, options jsonb default '{}')
+    returns table (target text, ok boolean, outcome text, audit_id bigint)
+    language plpgsql security definer set search_path from current
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := clock();
+    v_order bigint[];
+    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
+begin
+    perform _check_action(action, targets, actor, options);
+    if action = 'retry' then -- of one job, or of many: among these the lost ones wait for a decision
+        options := jsonb_build_object('lost', cardinality(targets) = 1) || coalesce(options, '{}');
+        v_order := _lock_for_retry(targets::bigint[]);
+    elsif action = 'resume_sequence' then -- lock all halts by job id, as retry_jobs does
+        perform from sequence_halts h where h.sequence_key = any (targets) order by h.job_id for update;
+    end if;
+    for target in
+        select t.target from (select distinct u.target from unnest(targets) u(target)) t
+        order by array_position(v_order, case when v_jobs then t.target::bigint end),
+                 case when v_jobs then t.target::bigint end, t.target
+    loop
+        begin
+            outcome := _perform_action(action, target, options);
+            ok := true;
+        exception when sqlstate 'PW001' or sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
+            outcome := sqlerrm;
+            ok := false;
+        end;
+        insert into audit_log (at, actor, db_role, action, target, ok, outcome)
+        values (v_now, perform_action.actor, session_user, perform_action.action, perform_action.target,
+                perform_action.ok, perform_action.outcome)
+        returning audit_log.id into audit_id;
+        return next;
+    end loop;
+end;
+$$;
+comment on function perform_action(text, text[], text, jsonb) is
+    'Performs an action on each of up to 1,000 targets and records it in the view audit, in the '
+    'same transaction. Actions on jobs (targets are ids): retry, cancel, force_cancel, delete. Actions on '
+    'names: pause_queue, resume_queue, set_queue (options: concurrency, rate_limit, rate_period, fair; what '
+    'they do not name stays as it is), resume_sequence, run_schedule, pause_schedule, resume_schedule. '
+    'Returns one row per target; if one is refused, or would change nothing, ok is false and outcome is the '
+    'reason, and the others are still performed. A retry of several targets refuses jobs that were lost '
+    '(delivery at_most_once), which may have been done, unless options have lost: true. '
+    'audit_id: its row in the view audit. actor: the person who acts, as the caller names them. Errors: '
+    'PW001.';
+
+create or replace view audit as
+select a.id, a.at, a.actor, a.db_role, a.action, a.target, a.ok, a.outcome from audit_log a;
+comment on view audit is
+    'The actions that were performed by perform_action(), for instance in `pyworker ui`: when, by '
+    'whom (actor as the caller named them, db_role of the session), the action, its target and its '
+    'outcome. Kept for 90 days.';

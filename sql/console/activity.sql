@@ -1,0 +1,168 @@
+-- console/activity: throughput() and activity(), what has happened lately, from the last pages of
+-- history and of errors.
+
+-- The pages at the end of an append-only table that may hold rows from `since` on: `first` to
+-- `pages` - 1.
+create or replace function _recent_pages(source regclass, time_column text, since timestamptz,
+                                         out first bigint, out pages bigint)
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_back bigint := 1;
+    v_at timestamptz;
+begin
+    pages := pg_relation_size(source) / current_setting('block_size')::bigint;
+    loop
+        first := greatest(pages - v_back, 0);
+        exit when first = 0;
+        execute format('select max(s.%I) from %s s where s.ctid >= $1 and s.ctid < $2', time_column, source)
+        into v_at using format('(%s,0)', first)::tid, format('(%s,0)', first + 1)::tid;
+        exit when v_at < since;
+        v_back := v_back * 2;
+    end loop;
+end;
+$$;
+
+-- Which pages of history and of errors to read for what has happened since then: every n-th one
+-- from `first` to `pages` - 1, at most 1,000 of a table.
+create or replace function _pages_since(since timestamptz)
+    returns table (source regclass, first bigint, pages bigint, every bigint)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select t.source, r.first, r.pages, greatest((r.pages - r.first + 999) / 1000, 1)
+    from (select i.inhrelid::regclass as source, 'finished_at' as time_column
+          from pg_inherits i where i.inhparent = 'finished_jobs'::regclass
+          union all
+          select 'errors', 'at') t
+    cross join lateral _recent_pages(t.source, t.time_column, since) r
+    where r.pages > 0;
+end;
+$$;
+
+-- The jobs that ended and the attempts that failed since then; each row stands for `weight` of
+-- them. waited, ran: seconds, of completed jobs only. job_id: of failed attempts only, whose task and
+-- queue their job knows.
+create or replace function _outcomes_since(since timestamptz)
+    returns table (outcome text, at timestamptz, waited double precision, ran double precision,
+                   task_identifier text, queue_name text, job_id bigint, weight bigint)
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_part record;
+begin
+    for v_part in select p.* from _pages_since(since) p loop
+        for outcome, at, waited, ran, task_identifier, queue_name, job_id, weight in execute format(
+            'select s.*, $1 from generate_series($2, $3, $1) b(page), '
+            'lateral (select %s from %s s where s.ctid >= format(''(%%s,0)'', b.page)::tid '
+            'and s.ctid < format(''(%%s,0)'', b.page + 1)::tid offset 0) s where s.at >= $4',
+            case when v_part.source = 'errors'::regclass
+                 then '''failed'', s.at, null::float, null::float, null::text, null::text, s.job_id'
+                 else 's.state, s.finished_at as at, case s.state when ''completed'' then '
+                      'greatest(extract(epoch from s.claimed_at - s.run_at), 0)::float end, '
+                      'case s.state when ''completed'' then '
+                      'greatest(extract(epoch from s.finished_at - s.claimed_at), 0)::float end, '
+                      's.task_identifier, s.queue_name, null::bigint' end,
+            v_part.source)
+            using v_part.every, v_part.first, v_part.pages - 1, since
+        loop
+            return next;
+        end loop;
+    end loop;
+end;
+$$;
+
+create or replace function throughput(minutes integer default 60, step integer default 1)
+    returns table (minute timestamptz, completed bigint, cancelled bigint, failed bigint,
+                   waited_p50 double precision, waited_p95 double precision, ran_p50 double precision,
+                   ran_p95 double precision, exact boolean)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
+as $$
+declare
+    v_step interval := make_interval(mins => greatest(step, 1));
+    v_until timestamptz := date_bin(v_step, clock(), '2000-01-01 00:00+00');
+    v_since timestamptz := v_until - v_step * (least(greatest(minutes, 1), 10080) / greatest(step, 1) - 1);
+    v_exact boolean;
+begin
+    if coalesce(minutes, 0) not between 1 and 10080 then
+        raise exception 'throughput: minutes must be from 1 to 10080, got %',
+            coalesce(minutes::text, 'NULL') using errcode = 'PW001';
+    elsif coalesce(step, 0) not between 1 and minutes or minutes / step > 1440 then
+        raise exception 'throughput: step must be from 1 to minutes, with at most 1440 steps, got %',
+            coalesce(step::text, 'NULL') using errcode = 'PW001';
+    end if;
+    v_exact := (select coalesce(bool_and(p.every = 1), true) from _pages_since(v_since) p);
+    return query
+    select m.minute, coalesce(sum(o.weight) filter (where o.outcome = 'completed'), 0)::bigint,
+           coalesce(sum(o.weight) filter (where o.outcome = 'cancelled'), 0)::bigint,
+           coalesce(sum(o.weight) filter (where o.outcome = 'failed'), 0)::bigint,
+           percentile_disc(0.5) within group (order by o.waited),
+           percentile_disc(0.95) within group (order by o.waited),
+           percentile_disc(0.5) within group (order by o.ran),
+           percentile_disc(0.95) within group (order by o.ran), v_exact
+    from generate_series(v_since, v_until, v_step) m(minute)
+    left join _outcomes_since(v_since) o
+        on date_bin(v_step, o.at, '2000-01-01 00:00+00') = m.minute
+    group by m.minute order by m.minute;
+end;
+$$;
+comment on function throughput(integer, integer) is
+    'For each step of the last minutes (1 to 10080), by default for each minute: how many jobs were '
+    'completed and cancelled, and how many attempts failed. minute: when the step began. For the '
+    'completed jobs also the median and the 95th percentile, in seconds, of the time from run_at to '
+    'the claim (waited) and from the claim to the end (ran). The figures come from history: jobs '
+    'whose retention is over are missing. It reads at most 1,000 pages of a table; exact is false if '
+    'it took a sample. Errors: PW001.';
+
+create or replace function activity(kind text default 'task', minutes integer default 60,
+                                    max_names integer default 50)
+    returns table (name text, completed bigint, cancelled bigint, failed bigint,
+                   waited_p95 double precision, ran_p50 double precision, ran_p95 double precision,
+                   ran_total double precision, exact boolean)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_since timestamptz := clock() - make_interval(mins => least(greatest(minutes, 1), 10080));
+    v_exact boolean;
+begin
+    if coalesce(kind, '') not in ('task', 'queue') then
+        raise exception 'activity: kind must be task or queue, got %', coalesce(quote_literal(kind), 'NULL')
+            using errcode = 'PW001';
+    elsif coalesce(minutes, 0) not between 1 and 10080 then
+        raise exception 'activity: minutes must be from 1 to 10080, got %', coalesce(minutes::text, 'NULL')
+            using errcode = 'PW001';
+    elsif max_names < 0 then
+        raise exception 'activity: max_names must not be negative, got %', max_names using errcode = 'PW001';
+    end if;
+    v_exact := (select coalesce(bool_and(p.every = 1), true) from _pages_since(v_since) p);
+    return query
+    select n.name, coalesce(sum(n.weight) filter (where n.outcome = 'completed'), 0)::bigint,
+           coalesce(sum(n.weight) filter (where n.outcome = 'cancelled'), 0)::bigint,
+           coalesce(sum(n.weight) filter (where n.outcome = 'failed'), 0)::bigint,
+           percentile_disc(0.95) within group (order by n.waited),
+           percentile_disc(0.5) within group (order by n.ran),
+           percentile_disc(0.95) within group (order by n.ran), sum(n.ran * n.weight), v_exact
+    from (select o.outcome, o.waited, o.ran, o.weight,
+                 case when kind = 'task' then coalesce(o.task_identifier, j.task_identifier)
+                      else coalesce(o.queue_name, j.queue_name, 'default') end as name
+          from _outcomes_since(v_since) o
+          left join lateral (
+              select l.task_identifier, l.queue_name from live_jobs l
+              where l.id between o.job_id and o.job_id
+              union all
+              select f.task_identifier, f.queue_name from finished_jobs f
+              where f.id between o.job_id and o.job_id limit 1) j on true) n
+    where n.name is not null
+    group by n.name order by sum(n.weight) desc, n.name limit max_names;
+end;
+$$;
+comment on function activity(text, integer, integer) is
+    'What happened in the last minutes (1 to 10080), by task or by queue (kind; ''default'' stands '
+    'for jobs without a queue), the busiest first: jobs completed and cancelled, attempts that '
+    'failed, and of the completed jobs, in seconds, how long they waited and ran. ran_total: how '
+    'long all of them ran together. It reads history as throughput() does: at most 1,000 pages of a '
+    'table; exact is false if it took a sample. Errors: PW001.';

@@ -1,0 +1,113 @@
+-- console/bulk: perform_on_listed(), an action on all jobs that list_jobs() finds, a chunk at a time, and
+-- action_outcomes(), what came of actions.
+
+-- What came of actions, as callers show it: equal outcomes are counted.
+create or replace function _told(rows jsonb, out done bigint, out refused bigint, out outcomes jsonb)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    select count(*) filter (where r.ok), count(*) filter (where not r.ok) into done, refused
+    from jsonb_to_recordset(rows) r(target text, ok boolean, outcome text);
+    outcomes := (
+        select coalesce(jsonb_agg(to_jsonb(g) order by g.ok desc, g.jobs desc), '[]')
+        from (select r.ok, regexp_replace(replace(replace(r.outcome,
+                         'there is no job ' || r.target, 'the job is gone'),
+                         'job ' || r.target, 'the job'), '^[a-z_]+: ', '') as outcome,
+                     count(*) as jobs, min(r.target) as example
+              from jsonb_to_recordset(rows) r(target text, ok boolean, outcome text)
+              group by 1, 2 order by count(*) desc limit 20) g);
+end;
+$$;
+
+-- Locks jobs as the action will, and returns those that are still in one of the states.
+create or replace function _lock_in_states(action text, job_ids bigint[], states text[]) returns bigint[]
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if action = 'retry' then
+        perform _lock_for_retry(job_ids);
+    else
+        perform from live_jobs j where j.id = any (job_ids) order by j.id + 0 for update;
+    end if;
+    return array(
+        select l.id from live_jobs l
+        where l.id = any (job_ids) and (states is null or l.state = any (states))
+        union all
+        select f.id from finished_jobs f
+        where f.id = any (job_ids) and (states is null or f.state = any (states))
+        order by 1);
+end;
+$$;
+
+create or replace function perform_on_listed(
+    action text, actor text, states text[] default null, tasks text[] default null,
+    queues text[] default null, job_key text default null, search text default null,
+    created_from timestamptz default null, created_before timestamptz default null,
+    last_id bigint default null, after_id bigint default null, max_jobs integer default 500,
+    lost boolean default false, out done bigint, out refused bigint, out outcomes jsonb, out next_id bigint,
+    out first_audit bigint, out last_audit bigint)
+    language plpgsql security definer set search_path from current
+as $$
+#variable_conflict use_column
+declare
+    v_states text[] := array_replace(states, 'active', 'running');
+    v_page jsonb;
+    v_ids bigint[];
+    v_rows jsonb := jsonb '[]';
+begin
+    if action is null or action not in ('retry', 'cancel', 'force_cancel', 'delete') then
+        raise exception 'perform_on_listed: action must be retry, cancel, force_cancel or delete, got %',
+            coalesce(quote_literal(action), 'NULL') using errcode = 'PW001';
+    end if;
+    perform _check_list(v_states, max_jobs, 'id');
+    perform _check_action(action, '{1}', actor, '{}');
+    select jsonb_agg(jsonb_build_array(j.id, j.state)) into v_page
+    from _read_jobs(v_states, tasks, queues, job_key, search, created_from, created_before, after_id, true,
+                    max_jobs, 20000) j;
+    if v_page -> -1 ->> 1 is null or jsonb_array_length(v_page) >= max_jobs then
+        next_id := (v_page -> -1 ->> 0)::bigint;
+    end if;
+    v_ids := array(select (p.row ->> 0)::bigint from jsonb_array_elements(coalesce(v_page, '[]')) p(row)
+                   where p.row ->> 1 is not null
+                     and (last_id is null or (p.row ->> 0)::bigint <= last_id));
+    v_ids := _lock_in_states(action, v_ids, v_states);
+    if v_ids <> '{}' then
+        select jsonb_agg(to_jsonb(r)), min(r.audit_id), max(r.audit_id)
+        into v_rows, first_audit, last_audit
+        from perform_action(action, v_ids::text[], actor,
+                            jsonb_build_object('lost', coalesce(lost, false))) r;
+    end if;
+    select t.* into done, refused, outcomes from _told(v_rows) t;
+end;
+$$;
+comment on function perform_on_listed(text, text, text[], text[], text[], text, text, timestamptz,
+                                      timestamptz, bigint, bigint, integer, boolean) is
+    'Performs an action (retry, cancel, force_cancel, delete) on the jobs that list_jobs() finds with '
+    'these arguments, newest first, up to max_jobs (1 to 1,000) in one transaction, and records each in '
+    'the view audit. last_id: no job with a higher id, so that jobs added later are left alone. A job '
+    'that has left the states meanwhile is left alone, too. A retry refuses jobs that were lost (delivery '
+    'at_most_once), which may have been done, unless lost is true. done, refused: how many; outcomes: what '
+    'came of them, [{ok, outcome, jobs, example}]. next_id: call again with it as after_id, until it is '
+    'null. first_audit, last_audit: the rows in the view audit, for action_outcomes(). Errors: PW001.';
+
+create or replace function action_outcomes(
+    first_audit bigint, last_audit bigint, actor text,
+    out action text, out done bigint, out refused bigint, out outcomes jsonb)
+    language plpgsql stable security definer set search_path from current
+as $$
+declare
+    v_rows jsonb;
+begin
+    select jsonb_agg(jsonb_build_object('target', a.target, 'ok', a.ok, 'outcome', a.outcome)), min(a.action)
+    into v_rows, action
+    from (select r.* from audit_log r
+          where r.id between first_audit and last_audit and r.actor = action_outcomes.actor
+          order by r.id limit 100000) a;
+    select t.* into done, refused, outcomes from _told(coalesce(v_rows, '[]')) t;
+end;
+$$;
+comment on function action_outcomes(bigint, bigint, text) is
+    'What came of the actions of this actor from first_audit to last_audit in the view audit: action, '
+    'null if there are none; done, refused and outcomes as in perform_on_listed(). It reads 100,000 rows at '
+    'most.';

@@ -1,0 +1,350 @@
+-- console/list_jobs: list_jobs(), one page of jobs by state, task, queue, key, text or time of
+-- creation; count_listed_jobs(), how many there are.
+--
+-- A call first asks an index, if one finds the live jobs. Otherwise it reads one range of ids after
+-- the other, each completely, until the page is full or it has read about 20,000 rows.
+
+-- About the lowest id of the jobs that were created from this time on, by a binary search. It is
+-- not exact: ids grow with time, but a job becomes visible only when its transaction commits.
+create or replace function _id_at(at timestamptz) returns bigint
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_low bigint := 0;
+    v_high bigint := (select s.last_value + 1 from job_ids s);
+    v_middle bigint;
+    v_span bigint;
+    v_id bigint;
+    v_created timestamptz;
+begin
+    while v_high - v_low > 500 loop
+        v_middle := (v_low + v_high) / 2;
+        v_span := 500;
+        loop
+            select j.id, j.created_at into v_id, v_created
+            from (select l.id, l.created_at from live_jobs l
+                  where l.id >= v_middle and l.id < least(v_middle + v_span, v_high)
+                  union all
+                  select f.id, f.created_at from finished_jobs f
+                  where f.id >= v_middle and f.id < least(v_middle + v_span, v_high)) j
+            limit 1;
+            exit when found or v_middle + v_span >= v_high;
+            v_span := v_span * 16;
+        end loop;
+        if v_id is null or v_created >= at then
+            v_high := coalesce(v_id, v_middle);
+        else
+            v_low := v_id;
+        end if;
+    end loop;
+    return v_low;
+end;
+$$;
+
+-- The ids among which to look, from `first` on and before `until`. A long transaction can give a
+-- job a higher id than its created_at suggests: look ten minutes further.
+create or replace function _ids_to_read(
+    created_from timestamptz, created_before timestamptz, after_id bigint, newest_first boolean,
+    out first bigint, out until bigint)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    first := 0;
+    until := (select s.last_value + 1 from job_ids s);
+    if created_from is not null then
+        first := _id_at(created_from);
+    end if;
+    if created_before is not null then
+        until := least(until, _id_at(least(created_before, '294276-01-01') + interval '10 minutes') + 1000);
+    end if;
+    if after_id is not null and newest_first then
+        until := least(until, after_id);
+    elsif after_id is not null then
+        first := greatest(first, least(after_id, 9223372036854775806) + 1);
+    end if;
+end;
+$$;
+
+-- The ids of live jobs that an index finds: those with the job_key, which come on the first page,
+-- or those in the states. Null if there is no such index, or if max_jobs or more would be read.
+create or replace function _ids_by_index(
+    states text[], job_key text, live boolean, past boolean, after_id bigint, max_jobs bigint)
+    returns bigint[]
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_ids bigint[];
+begin
+    if job_key is not null and live then
+        return array(select l.id from live_jobs l
+                     where l.job_key = _ids_by_index.job_key and after_id is null);
+    elsif past then
+        return null;
+    end if;
+    v_ids := array(
+        select k.id from (
+            (select r.id from (select l.id, l.state from live_jobs l
+                               where l.ready_at is not null and states && '{available,running}'
+                               -- running jobs come first
+                               order by l.priority, l.ready_at, l.id limit max_jobs) r
+             where r.state = any (states))
+            union all
+            (select l.id from live_jobs l
+             where l.due_at is not null and l.parked is null
+               and states && '{scheduled,retryable}' limit max_jobs)
+            union all
+            (select l.id from live_jobs l where l.expires_at is not null and 'discarded' = any (states)
+             limit max_jobs)
+            union all
+            (select l.id from live_jobs l where l.parked = 'queue' and 'available' = any (states)
+             limit max_jobs)
+            union all
+            (select l.id from live_jobs l where l.parked <> 'queue' and 'pending' = any (states)
+             limit max_jobs)) k
+        limit max_jobs);
+    return case when cardinality(v_ids) < max_jobs then v_ids end;
+end;
+$$;
+
+-- The next range of ids to read, and how many rows it has (at most about 10,000). Its width follows
+-- how many rows the one before it had.
+create or replace function _next_range(
+    first bigint, until bigint, newest_first boolean, live boolean, past boolean, inout width bigint,
+    out low bigint, out high bigint, out jobs bigint)
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    loop
+        low := case when newest_first then greatest(first, until - width) else first end;
+        high := case when newest_first then until else least(until, first + width) end;
+        select count(*) into jobs
+        from ((select from live_jobs l where live and l.id >= low and l.id < high limit 5001)
+              union all
+              (select from finished_jobs f where past and f.id >= low and f.id < high limit 5001)) w;
+        exit when jobs <= 5000 or width <= 1000;
+        width := greatest(width / 16, 1000); -- wide because the last range was nearly empty
+    end loop;
+    if jobs < 250 and width < 1000000000000 then
+        width := width * 16;
+    end if;
+end;
+$$;
+
+-- The jobs that one search finds at once: the one with this id, and the live one with this key.
+create or replace function _ids_by_search(search text) returns bigint[]
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_id bigint := case when search ~ '^[0-9]{1,18}$' then search::bigint end;
+begin
+    return array(select j.id from (select l.id from live_jobs l where l.id = v_id
+                                   union all
+                                   select f.id from finished_jobs f where f.id = v_id
+                                   union all
+                                   select l.id from live_jobs l where l.job_key = search) j);
+end;
+$$;
+
+-- The jobs that match, with ids from `low` on and before `high`: live ones, past ones, and those in
+-- `ids`, but for those in `seen`. The other arguments are those of list_jobs.
+create or replace function _matching_jobs(
+    low bigint, high bigint, live boolean, past boolean, ids bigint[], seen bigint[], states text[],
+    tasks text[], queues text[], job_key text, search text, created_from timestamptz,
+    created_before timestamptz, newest_first boolean, max_jobs bigint)
+    returns table (id bigint, task_identifier text, state text, queue_name text, key text, sequence_key text,
+                   priority smallint, run_at timestamptz, attempts smallint, max_attempts smallint,
+                   created_at timestamptz, locked_at timestamptz, locked_by text, finished_at timestamptz,
+                   reason text, last_error text, ran double precision)
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now constant timestamptz := clock();
+begin
+    return query
+    select u.id, u.task_identifier, u.state, u.queue_name, u.key, u.sequence_key, u.priority, u.run_at,
+           u.attempts, u.max_attempts, u.created_at, u.locked_at, u.locked_by, u.finished_at, u.reason,
+           left(_last_line(u.last_error), 300),
+           extract(epoch from coalesce(u.finished_at, v_now) - u.locked_at)::double precision
+    from (select l.* from jobs l where live and l.id >= low and l.id < high
+          union all
+          select f.* from history f where past and f.id >= low and f.id < high
+          union all
+          select l.* from jobs l where l.id = any (ids) and l.id >= low and l.id < high
+          union all
+          select f.* from history f where f.id = any (ids) and f.id >= low and f.id < high) u
+    where u.id <> all (seen)
+      and (states is null or u.state = any (states))
+      and (tasks is null or u.task_identifier = any (tasks))
+      and (queues is null or coalesce(u.queue_name, 'default') = any (queues))
+      and (job_key is null or u.key = job_key)
+      and (created_from is null or u.created_at >= created_from)
+      and (created_before is null or u.created_at < created_before)
+      and (search is null or strpos(lower(concat_ws(' ', u.task_identifier, u.queue_name, u.key,
+                                                    u.sequence_key, u.reason, u.last_error, u.meta)),
+                                    lower(search)) > 0)
+    order by case when newest_first then -u.id else u.id end
+    limit max_jobs;
+end;
+$$;
+
+create or replace function _check_list(states text[], max_jobs integer, sort_by text) returns void
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_unknown text := (select s.name from unnest(states) s(name)
+                       where (s.name in ('scheduled', 'pending', 'available', 'running', 'retryable',
+                                         'completed', 'cancelled', 'discarded')) is not true
+                       limit 1);
+begin
+    if coalesce(max_jobs, 0) not between 1 and 1000 then
+        raise exception 'list_jobs: max_jobs must be from 1 to 1000, got %', coalesce(max_jobs::text, 'NULL')
+            using errcode = 'PW001';
+    elsif array_ndims(states) > 1 then
+        raise exception 'list_jobs: states must be a plain list, got %', left(states::text, 140)
+            using errcode = 'PW001';
+    elsif v_unknown is not null or array_position(states, null) is not null then
+        raise exception 'list_jobs: states must be names of states, got %',
+            coalesce(quote_literal(v_unknown), 'NULL') using errcode = 'PW001';
+    elsif coalesce(sort_by, '') not in ('id', 'run_time', 'attempts') then
+        raise exception 'list_jobs: sort_by must be id, run_time or attempts, got %',
+            coalesce(quote_literal(sort_by), 'NULL') using errcode = 'PW001';
+    end if;
+end;
+$$;
+
+-- The jobs of list_jobs by id, after reading about max_read rows at most: then the last row has only
+-- an id.
+create or replace function _read_jobs(
+    states text[], tasks text[], queues text[], job_key text, search text, created_from timestamptz,
+    created_before timestamptz, after_id bigint, newest_first boolean, max_jobs bigint, max_read bigint)
+    returns table (id bigint, task_identifier text, state text, queue_name text, key text, sequence_key text,
+                   priority smallint, run_at timestamptz, attempts smallint, max_attempts smallint,
+                   created_at timestamptz, locked_at timestamptz, locked_by text, finished_at timestamptz,
+                   reason text, last_error text, ran double precision)
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_live boolean := coalesce(states && '{scheduled,pending,available,running,retryable,discarded}', true);
+    v_past boolean := coalesce(states && '{completed,cancelled}', true);
+    v_rest record := _ids_to_read(created_from, created_before, after_id, newest_first);
+    v_ids bigint[] := _ids_by_index(states, job_key, v_live, v_past, after_id, max_read);
+    v_seen bigint[] := coalesce(_ids_by_search(search), '{}');
+    v_range record;
+    v_width bigint := 1000;
+    v_read bigint := 0;
+    v_left bigint := max_jobs;
+    v_found bigint;
+begin
+    if after_id is null and v_seen <> '{}' then
+        return query
+        select j.* from _matching_jobs(
+            v_rest.first, v_rest.until, false, false, v_seen, '{}', states, tasks, queues, job_key, null,
+            created_from, created_before, newest_first, v_left) j;
+        get diagnostics v_found = row_count;
+        v_left := v_left - v_found;
+    end if;
+    if v_ids is not null then
+        return query
+        select j.* from _matching_jobs(
+            v_rest.first, v_rest.until, false, false, v_ids, v_seen, states, tasks, queues, job_key, search,
+            created_from, created_before, newest_first, v_left) j;
+        get diagnostics v_found = row_count;
+        v_left := v_left - v_found;
+        v_live := false;
+    end if;
+    while v_left > 0 and v_rest.first < v_rest.until and (v_live or v_past) loop
+        v_range := _next_range(v_rest.first, v_rest.until, newest_first, v_live, v_past, v_width);
+        return query
+        select j.* from _matching_jobs(
+            v_range.low, v_range.high, v_live, v_past, null, v_seen, states, tasks, queues, job_key, search,
+            created_from, created_before, newest_first, v_left) j;
+        get diagnostics v_found = row_count;
+        v_left := v_left - v_found;
+        v_read := v_read + v_range.jobs;
+        v_width := v_range.width;
+        v_rest.until := case when newest_first then v_range.low else v_rest.until end;
+        v_rest.first := case when newest_first then v_rest.first else v_range.high end;
+        if v_read >= max_read and v_left > 0 and v_rest.first < v_rest.until then
+            id := case when newest_first then v_rest.until else v_rest.first - 1 end;
+            return next;
+            return;
+        end if;
+    end loop;
+end;
+$$;
+
+create or replace function list_jobs(
+    states text[] default null, tasks text[] default null, queues text[] default null,
+    job_key text default null, search text default null, created_from timestamptz default null,
+    created_before timestamptz default null, after_id bigint default null, newest_first boolean default true,
+    max_jobs integer default 50, sort_by text default 'id')
+    returns table (id bigint, task_identifier text, state text, queue_name text, key text, sequence_key text,
+                   priority smallint, run_at timestamptz, attempts smallint, max_attempts smallint,
+                   created_at timestamptz, locked_at timestamptz, locked_by text, finished_at timestamptz,
+                   reason text, last_error text, ran double precision)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
+as $$
+declare
+    v_states text[] := array_replace(states, 'active', 'running');
+begin
+    perform _check_list(v_states, max_jobs, sort_by);
+    if sort_by = 'id' then
+        return query
+        select j.* from _read_jobs(v_states, tasks, queues, job_key, search, created_from, created_before,
+                                   after_id, newest_first, max_jobs, 20000) j;
+        return;
+    end if;
+    return query
+    with found as materialized (
+        select j.* from _read_jobs(v_states, tasks, queues, job_key, search, created_from, created_before,
+                                   after_id, true, 20000, 20000) j),
+    sorted as (
+        select f.*, case when sort_by = 'attempts' then f.attempts else f.ran end as value
+        from found f where f.state is not null)
+    (select s.id, s.task_identifier, s.state, s.queue_name, s.key, s.sequence_key, s.priority, s.run_at,
+            s.attempts, s.max_attempts, s.created_at, s.locked_at, s.locked_by, s.finished_at, s.reason,
+            s.last_error, s.ran
+     from sorted s
+     order by case when newest_first then s.value end desc nulls last,
+              case when not newest_first then s.value end nulls last, s.id desc
+     limit max_jobs)
+    union all
+    select f.* from found f where f.state is null;
+end;
+$$;
+comment on function list_jobs(text[], text[], text[], text, text, timestamptz, timestamptz, bigint, boolean,
+                              integer, text) is
+    'Live and finished jobs by id, newest first or oldest first, one page at a time. For the next '
+    'page, set after_id to the last id of this one. An argument that is null matches all jobs. '
+    'queues: ''default'' means jobs without a queue. search: finds this text, in upper or lower '
+    'case, in the task, queue, keys, reason, whole last_error and meta, not in payloads; first '
+    'comes the job whose id it is, and the live job whose key it is. A live '
+    'job with the job_key comes first. A call reads about 20,000 rows at most. If these did not '
+    'fill the page, the last row has only an id: continue with it as after_id. Live states, a '
+    'job_key and times are found by an index. sort_by: run_time (ran, the seconds of the run that '
+    'ended or goes on) or attempts, the most first (newest_first => false: the least first); it sorts '
+    'the newest jobs that one call reads. Errors: PW001.';
+
+create or replace function count_listed_jobs(
+    tasks text[] default null, queues text[] default null, job_key text default null,
+    search text default null, created_from timestamptz default null, created_before timestamptz default null)
+    returns table (state text, jobs bigint, exact boolean)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
+as $$
+begin
+    return query
+    with found as materialized (
+        select j.state from _read_jobs(null, tasks, queues, job_key, search, created_from, created_before,
+                                       null, true, 1000000, 20000) j)
+    select s.state, count(f.state), not exists (select from found g where g.state is null)
+    from unnest('{scheduled,pending,available,running,retryable,completed,cancelled,discarded}'::text[])
+        with ordinality s(state, place)
+    left join found f on f.state = s.state
+    group by s.state, s.place order by s.place;
+end;
+$$;
+comment on function count_listed_jobs(text[], text[], text, text, timestamptz, timestamptz) is
+    'How many jobs list_jobs() finds with these arguments, in each state, among the newest 20,000; if '
+    'there are more jobs, exact is false.';
