@@ -6,12 +6,13 @@ They run in the caller's transaction on any connection (see _db/drivers).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, NamedTuple, Unpack, cast, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Unpack, cast
 
 from ._arguments import AddOptions, JobSpec, On, TaskLike
 from ._db import queue
-from ._db.drivers import AsyncConnection, Rows, SyncConnection, not_a_connection, query
+from ._db.drivers import Rows, not_a_connection, query
+from ._db.either import either
 from ._db.rows import JobRow, job_row
 from .errors import InvalidArgument
 
@@ -43,32 +44,15 @@ def job_of(task: str | TaskLike, payload: Any, options: Mapping[str, Any]) -> tu
     return identifier, payload, given
 
 
-@overload
-def add_job(
-    conn: AsyncConnection,
-    identifier: str | TaskLike,
-    payload: Any = None,
-    *,
-    schema: str | None = None,
-    **options: Unpack[AddOptions],
-) -> Coroutine[Any, Any, JobRow]: ...
-@overload
-def add_job(
-    conn: SyncConnection,
-    identifier: str | TaskLike,
-    payload: Any = None,
-    *,
-    schema: str | None = None,
-    **options: Unpack[AddOptions],
-) -> JobRow: ...
+@either
 def add_job(
     conn: Any,
-    identifier: Any,
+    identifier: str | TaskLike,
     payload: Any = None,
     *,
     schema: str | None = None,
     **options: Unpack[AddOptions],
-) -> Any:
+) -> JobRow:
     """Add a job in the caller's transaction; it runs after that transaction has committed.
 
     conn: a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy or Django. With
@@ -89,15 +73,8 @@ def add_job(
     return query("add_job", where, conn, call, _one)
 
 
-@overload
-def add_jobs(
-    conn: AsyncConnection, specs: Iterable[JobSpec], *, schema: str | None = None
-) -> Coroutine[Any, Any, list[JobRow]]: ...
-@overload
-def add_jobs(
-    conn: SyncConnection, specs: Iterable[JobSpec], *, schema: str | None = None
-) -> list[JobRow]: ...
-def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) -> Any:
+@either
+def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) -> list[JobRow]:
     """Add many jobs in one statement. Returns them in the order of specs.
 
     specs: dicts with add_job's arguments: {"identifier": "send_email", "payload": {…}, "priority":
@@ -108,24 +85,7 @@ def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) 
     return query("add_jobs", where, conn, call, _all)
 
 
-@overload
-def add_batch(
-    conn: AsyncConnection,
-    jobs: Iterable[JobSpec],
-    callback: JobSpec | TaskLike | str,
-    on: On = "end",
-    *,
-    schema: str | None = None,
-) -> Coroutine[Any, Any, Batch]: ...
-@overload
-def add_batch(
-    conn: SyncConnection,
-    jobs: Iterable[JobSpec],
-    callback: JobSpec | TaskLike | str,
-    on: On = "end",
-    *,
-    schema: str | None = None,
-) -> Batch: ...
+@either
 def add_batch(
     conn: Any,
     jobs: Iterable[JobSpec],
@@ -133,7 +93,7 @@ def add_batch(
     on: On = "end",
     *,
     schema: str | None = None,
-) -> Any:
+) -> Batch:
     """Add jobs, and a callback that runs when all of them have ended, in one statement.
 
     jobs: as in add_jobs. callback: such a dict, or a task or its name. on: "end" (however they ended),
@@ -146,15 +106,10 @@ def add_batch(
     return query("add_batch", where, conn, call, _batch)
 
 
-@overload
+@either
 def extend_batch(
-    conn: AsyncConnection, callback_id: int, jobs: Iterable[JobSpec], *, schema: str | None = None
-) -> Coroutine[Any, Any, list[JobRow]]: ...
-@overload
-def extend_batch(
-    conn: SyncConnection, callback_id: int, jobs: Iterable[JobSpec], *, schema: str | None = None
-) -> list[JobRow]: ...
-def extend_batch(conn: Any, callback_id: int, jobs: Iterable[JobSpec], *, schema: str | None = None) -> Any:
+    conn: Any, callback_id: int, jobs: Iterable[JobSpec], *, schema: str | None = None
+) -> list[JobRow]:
     """Add jobs to a batch whose callback still waits for others; one of its jobs may do so, too.
 
     The callback waits for them as for the others. Raises NotFound; WrongState if the last job has ended.
@@ -181,26 +136,14 @@ def _batch(rows: Rows) -> Batch:
     return Batch(jobs, callback)
 
 
-@overload
-def get_job(
-    conn: AsyncConnection, job_id: int, *, schema: str | None = None
-) -> Coroutine[Any, Any, JobRow | None]: ...
-@overload
-def get_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow | None: ...
-def get_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
+@either
+def get_job(conn: Any, job_id: int, *, schema: str | None = None) -> JobRow | None:
     """The job with this id, live or finished; None if it does not exist or was pruned."""
     return _verb(conn, schema, "get_job", _maybe, job_id=job_id)
 
 
-@overload
-def cancel_job(
-    conn: AsyncConnection, job_id: int, force: bool = False, *, schema: str | None = None
-) -> Coroutine[Any, Any, JobRow]: ...
-@overload
-def cancel_job(
-    conn: SyncConnection, job_id: int, force: bool = False, *, schema: str | None = None
-) -> JobRow: ...
-def cancel_job(conn: Any, job_id: int, force: bool = False, *, schema: str | None = None) -> Any:
+@either
+def cancel_job(conn: Any, job_id: int, force: bool = False, *, schema: str | None = None) -> JobRow:
     """Cancel a job.
 
     A running job is asked to stop; with force it ends at once, and later reports of its worker are
@@ -209,24 +152,14 @@ def cancel_job(conn: Any, job_id: int, force: bool = False, *, schema: str | Non
     return _verb(conn, schema, "cancel_job", _one, job_id=job_id, force=force)
 
 
-@overload
-def retry_job(
-    conn: AsyncConnection, job_id: int, *, schema: str | None = None
-) -> Coroutine[Any, Any, JobRow]: ...
-@overload
-def retry_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow: ...
-def retry_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
+@either
+def retry_job(conn: Any, job_id: int, *, schema: str | None = None) -> JobRow:
     """Run a finished job again, or a waiting one now. Raises NotFound, WrongState, Duplicate."""
     return _verb(conn, schema, "retry_job", _one, job_id=job_id)
 
 
-@overload
-def delete_job(
-    conn: AsyncConnection, job_id: int, *, schema: str | None = None
-) -> Coroutine[Any, Any, JobRow]: ...
-@overload
-def delete_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow: ...
-def delete_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
+@either
+def delete_job(conn: Any, job_id: int, *, schema: str | None = None) -> JobRow:
     """Delete a job that is not running; it may be finished.
 
     Returns it as it was. Raises NotFound, WrongState.
@@ -234,13 +167,8 @@ def delete_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
     return _verb(conn, schema, "delete_job", _one, job_id=job_id)
 
 
-@overload
-def remove_job(
-    conn: AsyncConnection, job_key: str, *, schema: str | None = None
-) -> Coroutine[Any, Any, JobRow | None]: ...
-@overload
-def remove_job(conn: SyncConnection, job_key: str, *, schema: str | None = None) -> JobRow | None: ...
-def remove_job(conn: Any, job_key: str, *, schema: str | None = None) -> Any:
+@either
+def remove_job(conn: Any, job_key: str, *, schema: str | None = None) -> JobRow | None:
     """Delete the job that holds this key.
 
     A running job loses the key and is not retried. Returns None if no job holds the key.
@@ -248,15 +176,8 @@ def remove_job(conn: Any, job_key: str, *, schema: str | None = None) -> Any:
     return _verb(conn, schema, "remove_job", _maybe, job_key=job_key)
 
 
-@overload
-def send_signal(
-    conn: AsyncConnection, job_id: int, name: str, payload: Any = None, *, schema: str | None = None
-) -> Coroutine[Any, Any, str]: ...
-@overload
-def send_signal(
-    conn: SyncConnection, job_id: int, name: str, payload: Any = None, *, schema: str | None = None
-) -> str: ...
-def send_signal(conn: Any, job_id: int, name: str, payload: Any = None, *, schema: str | None = None) -> Any:
+@either
+def send_signal(conn: Any, job_id: int, name: str, payload: Any = None, *, schema: str | None = None) -> str:
     """Send a signal to a job that waits for it, or will (job.wait_for), in the caller's transaction.
 
     payload: any JSON value; the job gets it as the answer. Returns what became of the signal: "answered",

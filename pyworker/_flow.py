@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack, cast, overload
 
 from . import _client
 from ._arguments import FlowOptions, JobSpec, On, TaskLike
-from ._db.drivers import AsyncConnection, SyncConnection
+from ._db.either import AsyncConnection, SyncConnection
 from ._db.rows import JobRow
 from .errors import InvalidArgument, WrongState
 

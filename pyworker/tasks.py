@@ -7,12 +7,22 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from . import _client
 from ._arguments import AddOptions, CronOptions, TaskOptions
 from ._db.database import Database
-from ._db.drivers import AsyncConnection, SyncConnection
+from ._db.either import AsyncConnection, SyncConnection
 from ._db.queue import ADD_ARGUMENTS
 from ._db.rows import JobRow
 from ._handler import Handler, called_by, named_by
@@ -27,6 +37,17 @@ R = TypeVar("R")
 Payload = TypeVar("Payload")
 
 _registry: dict[str, Task[..., Any]] = {}
+
+
+# What handlers are called with. The payload is the first parameter; without parameters, or with a job alone,
+# there is none. A batch handler's first parameter is a list of jobs, each with a payload.
+_WithoutPayload = (
+    Callable[[], Any] | Callable[Concatenate[Job, ...], Any] | Callable[Concatenate[AsyncJob, ...], Any]
+)
+
+
+class _Options(AddOptions, total=False):
+    schema: str | None
 
 
 class Task(Generic[P, R]):
@@ -73,115 +94,55 @@ class Task(Generic[P, R]):
             advice = f": write {ELSEWHERE[name]}" if name in ELSEWHERE else ""
             raise AttributeError(f"a pyworker task has no attribute {name!r}{advice}")
 
-    # The payload is the handler's first parameter. A handler without parameters, or with a job
-    # alone, has none. A batch handler's first parameter is a list of jobs, each with a payload.
     @overload
     def add(
-        self: Callable[[], Any],
-        conn: AsyncConnection,
-        payload: None = None,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
-    ) -> Coroutine[Any, Any, JobRow]: ...
-    @overload
-    def add(
-        self: Callable[Concatenate[Job, ...], Any],
-        conn: AsyncConnection,
-        payload: None = None,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
-    ) -> Coroutine[Any, Any, JobRow]: ...
-    @overload
-    def add(
-        self: Callable[Concatenate[AsyncJob, ...], Any],
-        conn: AsyncConnection,
-        payload: None = None,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
+        self: _WithoutPayload, conn: AsyncConnection, payload: None = None, **options: Unpack[_Options]
     ) -> Coroutine[Any, Any, JobRow]: ...
     @overload
     def add(
         self: Callable[Concatenate[list[Job[Payload]], ...], Any],
         conn: AsyncConnection,
         payload: Payload,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
+        **options: Unpack[_Options],
     ) -> Coroutine[Any, Any, JobRow]: ...
     @overload
     def add(
         self: Callable[Concatenate[list[AsyncJob[Payload]], ...], Any],
         conn: AsyncConnection,
         payload: Payload,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
+        **options: Unpack[_Options],
     ) -> Coroutine[Any, Any, JobRow]: ...
     @overload
     def add(
         self: Callable[Concatenate[Payload, ...], Any],
         conn: AsyncConnection,
         payload: Payload,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
+        **options: Unpack[_Options],
     ) -> Coroutine[Any, Any, JobRow]: ...
     @overload
     def add(
-        self: Callable[[], Any],
-        conn: SyncConnection,
-        payload: None = None,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
-    ) -> JobRow: ...
-    @overload
-    def add(
-        self: Callable[Concatenate[Job, ...], Any],
-        conn: SyncConnection,
-        payload: None = None,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
-    ) -> JobRow: ...
-    @overload
-    def add(
-        self: Callable[Concatenate[AsyncJob, ...], Any],
-        conn: SyncConnection,
-        payload: None = None,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
+        self: _WithoutPayload, conn: SyncConnection, payload: None = None, **options: Unpack[_Options]
     ) -> JobRow: ...
     @overload
     def add(
         self: Callable[Concatenate[list[Job[Payload]], ...], Any],
         conn: SyncConnection,
         payload: Payload,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
+        **options: Unpack[_Options],
     ) -> JobRow: ...
     @overload
     def add(
         self: Callable[Concatenate[list[AsyncJob[Payload]], ...], Any],
         conn: SyncConnection,
         payload: Payload,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
+        **options: Unpack[_Options],
     ) -> JobRow: ...
     @overload
     def add(
         self: Callable[Concatenate[Payload, ...], Any],
         conn: SyncConnection,
         payload: Payload,
-        *,
-        schema: str | None = None,
-        **options: Unpack[AddOptions],
+        **options: Unpack[_Options],
     ) -> JobRow: ...
     def add(
         self: Any, conn: Any, payload: Any = None, *, schema: str | None = None, **options: Unpack[AddOptions]
