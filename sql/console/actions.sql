@@ -23,7 +23,9 @@ begin
         when 'run_schedule' then 'select * from %I.run_schedule(%L)'
         when 'pause_schedule' then 'select * from %I.pause_schedule(%L)'
         when 'resume_schedule' then 'select * from %I.resume_schedule(%L)' end,
-        current_schema(), target, case action when 'set_queue' then _limits_call(target, options) end);
+        current_schema(), target, case action when 'set_queue' then (
+            select _set_queue_call(target, l.concurrency, l.rate_limit, l.rate_period, l.fair)
+            from _limits_with(target, options) l) end);
 end;
 $$;
 comment on function action_sql(text, text, jsonb) is
@@ -82,85 +84,50 @@ exception
 end;
 $$;
 
--- The call of set_queue with these options.
-create or replace function _limits_call(queue_name text, options jsonb) returns text
+-- The call of set_queue with these limits.
+create or replace function _set_queue_call(
+    queue_name text, concurrency bigint, rate_limit bigint, rate_period interval, fair boolean) returns text
     language plpgsql stable set search_path from current
 as $$
-declare
-    v_limits record := _limits_with(queue_name, options);
 begin
-    return format('set_queue(%L, %s', queue_name, coalesce(v_limits.concurrency::text, 'null'))
-        || case when v_limits.rate_limit is null then ''
-                else format(', %s, %L', v_limits.rate_limit, _words_of(v_limits.rate_period)) end
-        || case when v_limits.fair then ', fair => true)' else ')' end;
+    return format('set_queue(%L, %s%s%s)', queue_name, coalesce(concurrency::text, 'null'),
+                  ', ' || rate_limit || ', ' || quote_literal(_words_of(rate_period)),
+                  case when fair then ', fair => true' end);
 end;
 $$;
 
--- Raises PW005 if an action on a queue or a schedule would change nothing.
-create or replace function _refuse_idle(action text, target text) returns void
-    language plpgsql set search_path from current
-as $$
-declare
-    v_paused boolean := case
-        when action in ('pause_queue', 'resume_queue') then coalesce(
-            (select q.paused from queues q where q.queue_name = target for update), false)
-        when action in ('pause_schedule', 'resume_schedule') then
-            (select t.paused from schedule_entries t where t.name = target for update) end;
-begin
-    if action like 'pause%' and v_paused then
-        raise exception 'it was already paused' using errcode = 'PW005';
-    elsif action like 'resume%' and not v_paused then
-        raise exception 'it was not paused' using errcode = 'PW005';
-    end if;
-end;
-$$;
-
--- Raises PW005 if cancelling or retrying the job would change nothing, or if it was lost, and those are
--- left out. Locks the job.
-create or replace function _refuse_idle_job(action text, target bigint, lost boolean) returns void
-    language plpgsql set search_path from current
-as $$
-declare
-    v_row live_jobs := _lock_job(case action when 'retry' then 'retry_job' else 'cancel_job' end, target);
-begin
-    if action <> 'retry' and (v_row.id is null or v_row.state = 'discarded') then
-        raise exception 'it was already %', (get_job(target)).state using errcode = 'PW005';
-    elsif action = 'cancel' and v_row.state = 'running' and v_row.cancel_requested_at is not null then
-        raise exception 'it was already asked to stop' using errcode = 'PW005';
-    elsif action = 'retry' and _was_lost(v_row) and not lost then
-        raise exception 'it was lost, and may have been done: retry it by itself' using errcode = 'PW005';
-    elsif action = 'retry' and v_row.state = 'available' and v_row.start_by is null then
-        raise exception 'it was already available' using errcode = 'PW005';
-    end if;
-end;
-$$;
-
--- Sets the limits of a queue, and tells which they are.
-create or replace function _set_limits(queue_name text, options jsonb) returns text
-    language plpgsql set search_path from current
-as $$
-declare
-    v_limits record := _limits_with(queue_name, options);
-begin
-    perform set_queue(
-        queue_name, v_limits.concurrency, v_limits.rate_limit, v_limits.rate_period, v_limits.fair);
-    return coalesce('concurrency ' || v_limits.concurrency, 'no limit')
-        || case when v_limits.rate_limit is null then ''
-                else format(', at most %s in %s', v_limits.rate_limit, _words_of(v_limits.rate_period)) end
-        || case when v_limits.fair then ', fair' else '' end;
-end;
-$$;
-
+-- Performs one action; returns what came of it. Raises PW005 if it would change nothing.
 create or replace function _perform_action(action text, target text, options jsonb) returns text
     language plpgsql set search_path from current
 as $$
 declare
+    v_row live_jobs;
+    v_paused boolean;
+    v_idle text; -- why the action would change nothing
+    v_limits record;
     v_job job;
 begin
     if action in ('retry', 'cancel', 'force_cancel') then
-        perform _refuse_idle_job(action, target::bigint, coalesce((options ->> 'lost')::boolean, false));
-    else
-        perform _refuse_idle(action, target);
+        v_row := _lock_job(case action when 'retry' then 'retry_job' else 'cancel_job' end, target::bigint);
+        v_idle := case
+            when action <> 'retry' and (v_row.id is null or v_row.state = 'discarded') then
+                format('it was already %s', (get_job(target::bigint)).state)
+            when action = 'cancel' and v_row.state = 'running' and v_row.cancel_requested_at is not null then
+                'it was already asked to stop'
+            when action = 'retry' and _was_lost(v_row)
+                 and not coalesce((options ->> 'lost')::boolean, false) then
+                'it was lost, and may have been done: retry it by itself'
+            when action = 'retry' and v_row.state = 'available' and v_row.start_by is null then
+                'it was already available' end;
+    elsif action in ('pause_queue', 'resume_queue') then
+        v_paused := coalesce((select q.paused from queues q where q.queue_name = target for update), false);
+    elsif action in ('pause_schedule', 'resume_schedule') then
+        v_paused := (select t.paused from schedule_entries t where t.name = target for update);
+    end if;
+    v_idle := coalesce(v_idle, case when action like 'pause%' and v_paused then 'it was already paused'
+                                    when action like 'resume%' and not v_paused then 'it was not paused' end);
+    if v_idle is not null then
+        raise exception '%', v_idle using errcode = 'PW005';
     end if;
     case action
         when 'retry' then v_job := retry_job(target::bigint);
@@ -169,7 +136,12 @@ begin
         when 'pause_queue' then perform pause_queue(target);
         when 'resume_queue' then perform resume_queue(target);
         when 'set_queue' then
-            return _set_limits(target, options);
+            v_limits := _limits_with(target, options);
+            perform set_queue(
+                target, v_limits.concurrency, v_limits.rate_limit, v_limits.rate_period, v_limits.fair);
+            return concat(coalesce('concurrency ' || v_limits.concurrency, 'no limit'),
+                          ', at most ' || v_limits.rate_limit || ' in ' || _words_of(v_limits.rate_period),
+                          case when v_limits.fair then ', fair' end);
         when 'resume_sequence' then
             if not resume_sequence(target) then
                 raise exception 'it was not halted' using errcode = 'PW005';

@@ -19,27 +19,6 @@ begin
 end;
 $$;
 
--- Locks jobs as the action will, and returns those that are still in one of the states.
-create or replace function _lock_in_states(action text, job_ids bigint[], states text[]) returns bigint[]
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-    set plan_cache_mode = force_generic_plan
-as $$
-begin
-    if action = 'retry' then
-        perform _lock_for_retry(job_ids);
-    else
-        perform from live_jobs j where j.id = any (job_ids) order by j.id + 0 for update;
-    end if;
-    return array(
-        select l.id from live_jobs l
-        where l.id = any (job_ids) and (states is null or l.state = any (states))
-        union all
-        select f.id from finished_jobs f
-        where f.id = any (job_ids) and (states is null or f.state = any (states))
-        order by 1);
-end;
-$$;
-
 create or replace function perform_on_listed(
     action text, actor text, states text[] default null, tasks text[] default null,
     queues text[] default null, job_key text default null, search text default null,
@@ -47,7 +26,8 @@ create or replace function perform_on_listed(
     last_id bigint default null, after_id bigint default null, max_jobs integer default 500,
     lost boolean default false, out done bigint, out refused bigint, out outcomes jsonb, out next_id bigint,
     out first_audit bigint, out last_audit bigint)
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -71,7 +51,18 @@ begin
     v_ids := array(select (p.row ->> 0)::bigint from jsonb_array_elements(coalesce(v_page, '[]')) p(row)
                    where p.row ->> 1 is not null
                      and (last_id is null or (p.row ->> 0)::bigint <= last_id));
-    v_ids := _lock_in_states(action, v_ids, v_states);
+    if action = 'retry' then -- lock the jobs as the action will
+        perform _lock_for_retry(v_ids);
+    else
+        perform from live_jobs j where j.id = any (v_ids) order by j.id + 0 for update;
+    end if;
+    v_ids := array( -- without those that have left the states before
+        select l.id from live_jobs l
+        where l.id = any (v_ids) and (v_states is null or l.state = any (v_states))
+        union all
+        select f.id from finished_jobs f
+        where f.id = any (v_ids) and (v_states is null or f.state = any (v_states))
+        order by 1);
     if v_ids <> '{}' then
         select jsonb_agg(to_jsonb(r)), min(r.audit_id), max(r.audit_id)
         into v_rows, first_audit, last_audit

@@ -40,32 +40,6 @@ begin
 end;
 $$;
 
--- Why a waiting job does not start though its turn has come: another session has it locked, or the job that
--- has its queue's slot or goes before it in its sequence.
-create or replace function _explain_lock(job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    return query
-    select 'locked',
-           case when l.job_id = job.id then l.words
-                else format('job %s goes first: %s', l.job_id, l.words) end,
-           'claims pass over a locked job; it goes on when that transaction ends'
-               || coalesce(format(': select pg_terminate_backend(%s) ends it', l.pid), '')
-    from _locked_jobs(array[job.id] || array(
-        select c.id from live_jobs c
-        where c.queue_name = job.queue_name and c.ready_at is not null and c.state = 'available'
-          and job.parked = 'queue' order by c.priority, c.run_at, c.id limit 1000) || array(
-        select s.id from live_jobs s
-        where s.sequence_key = job.sequence_key and s.parked in ('next', 'sequence')
-          and (s.parked, s.id) < (job.parked, job.id) order by s.parked, s.id limit 1) || array(
-        select h.id from live_jobs h
-        where h.sequence_key = job.sequence_key and h.sequence_head and h.state <> 'running')) l
-    order by l.job_id <> job.id, l.job_id limit 3;
-end;
-$$;
-
 create or replace function _check_locks() returns table (severity text, finding text, fix text)
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off

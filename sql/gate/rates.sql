@@ -66,7 +66,7 @@ begin atomic
 end;
 
 -- How many jobs a rate lets start now, and if none, when it has room again: when enough starts have left the
--- window. Starts that have not been added up count as of now.
+-- window. Starts that have not been added up count as if they had been.
 create or replace function _rate_room(
     queue_name text, rate_limit integer, rate_period interval, now timestamptz)
     returns table (room bigint, free_at timestamptz)
@@ -79,8 +79,14 @@ begin atomic
                     where s.queue_name = _rate_room.queue_name and s.total is not null
                       and s.at > _rate_room.now - _rate_room.rate_period
                       and s.total > u.total - (_rate_room.rate_limit - u.new)
-                    order by s.queue_name, s.at, s.total limit 1), u.first_new) + _rate_room.rate_period end
-    from (select l.total, w.jobs as new, w.at as first_new, w.jobs + coalesce(l.total, 0) - coalesce((
+                    order by s.queue_name, s.at, s.total limit 1), (
+                    select min(n.at) from (
+                        select greatest(r.at, u.at) as at, sum(r.jobs) over (order by r.at, r.ctid) as jobs
+                        from starts r
+                        where r.queue_name = _rate_room.queue_name and r.total is null
+                          and r.at > _rate_room.now - _rate_room.rate_period) n
+                    where n.jobs > u.new - _rate_room.rate_limit)) + _rate_room.rate_period end
+    from (select l.at, l.total, w.jobs as new, w.jobs + coalesce(l.total, 0) - coalesce((
               select s.total from starts s
               where s.queue_name = _rate_room.queue_name and s.total is not null
                 and s.at <= _rate_room.now - _rate_room.rate_period
@@ -88,7 +94,7 @@ begin atomic
               (select s.total - s.jobs from starts s
                where s.queue_name = _rate_room.queue_name and s.total is not null
                order by s.queue_name, s.at, s.total limit 1), 0) as used
-          from (select coalesce(sum(r.jobs), 0)::bigint as jobs, min(r.at) as at from starts r
+          from (select coalesce(sum(r.jobs), 0)::bigint as jobs from starts r
                 where r.queue_name = _rate_room.queue_name and r.total is null
                   and r.at > _rate_room.now - _rate_room.rate_period) w
           left join lateral _last_start(_rate_room.queue_name) l on true offset 0) u;

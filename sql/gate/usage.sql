@@ -22,39 +22,6 @@ begin
 end;
 $$;
 
--- A call that sets this queue alone, or its family if that takes turns, to this concurrency and to its rate
--- times `more`.
-create or replace function _set_queue_call(queue_name text, concurrency bigint, more integer) returns text
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return (
-        select format('set_queue(%L, %s%s%s)', coalesce(f.queue_name, q.queue_name),
-                      coalesce(_set_queue_call.concurrency::text, 'null'),
-                      ', ' || q.rate_limit::bigint * more || ', ' || quote_literal(_words_of(q.rate_period)),
-                      case when q.fair then ', fair => true' end)
-        from _queues_of(array[_set_queue_call.queue_name]) q
-        left join queues f on q.fair and right(f.queue_name, 1) = '*'
-                              and starts_with(q.queue_name, left(f.queue_name, -1))
-        order by length(f.queue_name) desc limit 1);
-end;
-$$;
-
--- Why a rate lets no job of this queue start now, and when it does.
-create or replace function _explain_rate(queue_name text, out reason text, out detail text, out remedy text)
-    returns setof record
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return query
-    select format('rate: none starts before %s', l.rate_free_at),
-           format('queue %s starts at most %s in any %s, and has started %s; the next may start at %s',
-                  l.queue_name, l.rate_limit, _words_of(l.rate_period), l.rate_used, l.rate_free_at),
-           _as_statement(_set_queue_call(l.queue_name, l.concurrency, 2)) || ' doubles the rate'
-    from _limits_of(array[_explain_rate.queue_name]) l where l.rate_left = 0;
-end;
-$$;
-
 -- 'I15': no window holds more starts of a queue than its rate: of the jobs that run, whose claims tell
 -- whether they could see the last change of the rate.
 create or replace function _violations_of_rates(max_rows bigint)
@@ -115,42 +82,6 @@ begin
           select 'pyworker_queue_rate_used', q.queue_name, q.rate_used,
                  'How many jobs of a queue have started in the period that ends now.' from queue q) m
     where m.value is not null;
-end;
-$$;
-
--- That a promotion of the lane of this job has failed, and when it is tried again.
-create or replace function _explain_put_off(job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    return query
-    select 'put off', format('letting it in has failed; tried again at %s: %s', r.at, r.problem),
-           'correct what the message says'
-    from promotion_requests r
-    where r.problem is not null and r.at is not null and (
-        r.lane = any (array_remove(array['queue:' || job.queue_name, 'sequence:' || job.sequence_key], null))
-        or r.lane in ('child', 'unmet', 'signal') and r.job_id = job.id)
-    order by r.at limit 3;
-end;
-$$;
-
--- That jobs of this kind stand aside in their queue, since no idle worker took one.
-create or replace function _explain_aside(job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now constant timestamptz := clock();
-begin
-    return query
-    select 'stands aside',
-           format('no idle worker took a job of the task %s in queue %s for a second: others go first '
-                  'until %s', job.task_identifier, job.queue_name, a.until),
-           'start a worker that takes it, or wait until those that do have room'
-    from set_aside a
-    where a.queue_name = job.queue_name and a.task_identifier = job.task_identifier
-      and a.flags is not distinct from job.flags and a.until > v_now and job.parked = 'queue';
 end;
 $$;
 

@@ -307,3 +307,23 @@ def test_a_job_whose_end_is_not_committed_is_still_what_it_was(api: Any, idle: i
     assert reasons(api, second) == ["queue full"]
     handler.commit()
     assert reasons(api, second) == ["waits for a worker"]
+
+
+@pytest.mark.parametrize("waits", ["due", "sequence", "queue", "dead worker"])
+def test_no_worker_is_promised_to_help_while_none_is_alive(api: Any, clock: Any, waits: str) -> None:
+    who = api.register_worker()
+    if waits == "sequence":
+        job = sequence(api, 1)[0]
+    else:
+        job = api.add_job("t", queue_name="q" if waits == "queue" else None)
+    if waits == "due":
+        api.reschedule_jobs([job.id], run_at=api.at("1 minute"))
+    elif waits == "dead worker":
+        api.claim(who)
+    assert ["worker does so" in (row.remedy or "") for row in explain(api, job)] == [
+        waits in "sequence queue"
+    ]
+    clock.advance(minutes=5)
+    remedies = [row.remedy for row in explain(api, job)]
+    assert not any("worker does so" in remedy for remedy in remedies)
+    assert remedies[0].startswith("select * from pyworker.")

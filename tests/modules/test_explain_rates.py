@@ -87,6 +87,24 @@ def test_a_queue_shows_what_its_rate_has_used_and_left(api: Any, worker: int, cl
     assert rate_of(api) == (3, 1, 2, None, False)
 
 
+def test_the_next_start_under_a_rate_is_the_same_before_and_after_a_pass_adds_up_the_starts(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", None, 5, "1 minute")
+    add(api, 6)
+    starts = []
+    for _ in range(5):
+        assert len(claim(api, worker, 1)) == 1
+        starts.append(api.at())
+        clock.advance(seconds=10)
+    assert (rate_of(api)[3] - starts[0]).total_seconds() == pytest.approx(60, abs=1)
+    api.set_queue("q", None, 2, "1 minute")  # the next one starts when four of five have left the window
+    before = rate_of(api)
+    api.promote_jobs()
+    assert before == rate_of(api)
+    assert (before[3] - starts[3]).total_seconds() == pytest.approx(60, abs=1)
+
+
 def test_a_family_shows_its_rate_and_each_of_its_queues_what_is_used(api: Any, worker: int) -> None:
     api.set_queue("c:*", None, 3, "10 seconds", True)
     add(api, 1, "c:1")
