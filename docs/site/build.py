@@ -98,7 +98,7 @@ PARTS = {
     "Queues and sequences": ("settings", "sequences"),
     "Schedules": ("schedules", "cron_times", "cron_words", "crontab", "schedule_ticks"),
     "Steps and signals": ("steps", "dependencies", "graph"),
-    "Lists, for dashboards": ("list_jobs", "pages", "problems", "actions"),
+    "Lists, for dashboards": ("list_jobs", "pages", "actions"),
     "Monitoring and upkeep": ("metrics", "health", "maintain"),
     "For tests": ("optional",),
 }

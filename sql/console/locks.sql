@@ -40,7 +40,8 @@ begin
 end;
 $$;
 
-create or replace function _check_locks() returns table (severity text, finding text, fix text)
+create or replace function _check_locks()
+    returns table (check_name text, severity text, finding text, fix text)
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
@@ -48,12 +49,12 @@ declare
     v_now timestamptz := clock();
 begin
     return query
-    select case when min(l.since) > statement_timestamp() - interval '1 minute' then 'info'
+    select 'locks', case when min(l.since) > statement_timestamp() - interval '1 minute' then 'info'
                 else 'warning' end,
            'sessions have jobs locked, which claims pass over: '
                || _few(array_agg(format('job %s (%s)', l.job_id, l.words) order by l.since, l.job_id)),
-           coalesce(_first_fixes(array_agg(distinct format('select pg_terminate_backend(%s)', l.pid))
-                                 filter (where l.pid is not null)),
+           coalesce(array_to_string((array_agg(distinct format('select pg_terminate_backend(%s)', l.pid))
+                                     filter (where l.pid is not null))[:5], E';\n'),
                     'commit or roll back the prepared transactions: pg_prepared_xacts')
     from _locked_jobs(array(
         select j.id from ( -- each limit counts what is looked at, not what is found

@@ -103,7 +103,8 @@ end;
 $$;
 
 -- A pass takes milliseconds, and the server ends a session that idles with the gate after five seconds.
-create or replace function _check_gate() returns table (severity text, finding text, fix text)
+create or replace function _check_gate()
+    returns table (check_name text, severity text, finding text, fix text)
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -116,7 +117,7 @@ begin
         select h.pid into v_still from _gate_holder() h;
     end if;
     if v_holder.since < statement_timestamp() - interval '1 second' or v_still = v_holder.pid then
-        return query values ('warning',
+        return query values ('gate', 'warning',
             format('%s has the gate%s: no session lets in the first jobs of idle queues and sequences, '
                    'or those that a rate or turns hold back', v_holder.words,
                    ', in a transaction since ' || v_holder.since),
@@ -124,7 +125,7 @@ begin
                      'commit or roll back the prepared transaction: pg_prepared_xacts'));
     end if;
     return query
-    select 'error',
+    select 'gate', 'error',
            'promotions fail, and are tried again every 5 seconds: '
                || _few(array_agg(format('%s%s (%s)', r.lane, ' ' || r.job_id, r.problem)
                                  order by r.at, r.lane)),

@@ -35,8 +35,8 @@ def test_add_of_a_task_that_no_live_worker_knows_says_so(cli: Any, call: Any, db
     done = cli("add", "sned_email", DATABASE_URL=dsn)
     assert (done.returncode, done.stdout) == (0, "job 3 available\n")
     assert done.stderr == (
-        "pyworker: no live worker (of 1) knows the task sned_email: start a worker with the module that "
-        "defines it, and without --task or with --task for it; or correct the name\n"
+        "pyworker: no live worker (of 1) knows the task sned_email: start a worker with its module, or "
+        "check the --task options and the spelling\n"
     )
 
 

@@ -70,12 +70,13 @@ def test_an_admin_may_ask_and_others_may_not(own: Any) -> None:
 
 def test_a_check_that_fails_is_a_finding_and_the_others_go_on(own: Any) -> None:
     own.rows(
-        "drop view pyworker.jobs; drop function pyworker._check_lost(); "
+        "drop view pyworker.jobs; drop function pyworker._check_partitions(); "
         "alter table pyworker.workers rename to gone"
     )
     rows = {row.check_name: row for row in doctor(own) if row.severity != "ok"}
-    assert rows.keys() >= {"invariants", "workers", "tasks", "lost"}
-    assert rows["lost"].finding.startswith("the check itself failed: function _check_lost() does not exist")
+    assert rows.keys() >= {"invariants", "workers", "tasks", "partitions"}
+    failed = "the check itself failed: function _check_partitions() does not exist"
+    assert rows["partitions"].finding.startswith(failed)
 
 
 # Invariants ---------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def upgrade(request: Any, cli: Any, psql: Path) -> Any:
 
 def drop_some(conn: psycopg.Connection[Any]) -> None:
     """As if the version that is installed had these not, or with other arguments."""
-    conn.execute("drop function pyworker.doctor(), pyworker._check_grants(); drop view pyworker.sequences")
+    conn.execute("drop function pyworker.doctor(), pyworker._check_catalog(); drop view pyworker.sequences")
 
 
 def works(dsn: str) -> None:
@@ -260,7 +260,7 @@ def test_doctor_names_what_belongs_to_another_role_and_its_fix_repairs_that(
 
 
 HELPERS = {
-    "a check": "alter function pyworker._check_lost() owner to {other}",
+    "a check": "alter function pyworker._check_locks() owner to {other}",
     "what checks call": "alter function pyworker._few(text[]) owner to {other}",
     "the check of owners": "alter function pyworker._check_owners() owner to {other}",
     "doctor": "alter function pyworker.doctor() owner to {other}",
