@@ -1,17 +1,16 @@
 -- console/invariants: what must always hold: _invariants, which finds violations, the check of
--- doctor() that reports them, and _repair_jobs.
+-- doctor() that reports them and says what each means, and _repair_jobs.
 --
 -- Each function _violations_of_… returns one row per violation: the name of the invariant, whose it
 -- is (a job's id, a key, a queue, a schedule), and what was found. max_rows: how many rows of each
 -- table to read; null reads all.
 
--- 'state': the columns that the indexes use agree with the job's state. 'history': a finished job
--- is completed or cancelled; a completed one has run, unless it was completed by hand (I6).
--- 'one place': no job is live and finished. 'I5': no job that start_job has marked runs again.
-create or replace function _violations_of_states(max_rows bigint)
+create or replace function _violations_of_jobs(max_rows bigint)
     returns table (invariant text, subject text, found jsonb)
     language plpgsql stable set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
 begin
     return query
     select 'state', j.id::text, to_jsonb(j) - 'payload'
@@ -48,18 +47,8 @@ begin
     union all
     select 'I5', j.id::text, to_jsonb(j.started_at)
     from (select l.* from live_jobs l limit max_rows) j
-    where j.started_at is not null and j.state not in ('running', 'discarded');
-end;
-$$;
-
--- 'I2': at most one job has a job_key (a unique index enforces it, too). 'ledger': each unique key
--- of a job has a row in unique_keys, on which uniqueness depends.
-create or replace function _violations_of_keys(max_rows bigint)
-    returns table (invariant text, subject text, found jsonb)
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return query
+    where j.started_at is not null and j.state not in ('running', 'discarded')
+    union all
     select 'I2', j.job_key, to_jsonb(count(*))
     from (select l.job_key from live_jobs l where l.job_key is not null limit max_rows) j
     group by j.job_key having count(*) > 1
@@ -68,21 +57,8 @@ begin
     from ((select l.id, l.unique_key from live_jobs l where l.unique_key is not null limit max_rows)
           union all (select f.id, f.unique_key from finished_jobs f where f.unique_key is not null
                      limit max_rows)) j
-    where not exists (select from unique_keys k where k.unique_key = j.unique_key);
-end;
-$$;
-
--- 'I1': no job runs on a worker that was declared dead, whose lease has ended, or that is gone:
--- claims and sweeps rescue its jobs within seconds. 'claims': each running job is in a claim of its
--- worker, by which a sweep finds it.
-create or replace function _violations_of_workers(max_rows bigint)
-    returns table (invariant text, subject text, found jsonb)
-    language plpgsql stable set search_path from current
-as $$
-declare
-    v_now constant timestamptz := clock();
-begin
-    return query
+    where not exists (select from unique_keys k where k.unique_key = j.unique_key)
+    union all
     select 'I1', j.id::text, to_jsonb(j.worker_id)
     from (select l.* from live_jobs l where l.state = 'running' and l.ready_at is not null limit max_rows) j
     left join workers w on w.id = j.worker_id
@@ -95,37 +71,28 @@ begin
 end;
 $$;
 
--- 'I13': no queue has more jobs running, or let in, than its concurrency. 'stranded queue': if jobs wait in
--- a queue that has a free slot, it has a promotion request, or, with a rate or turns, a job that was let in
--- and is not claimed yet.
-create or replace function _violations_of_queues(max_rows bigint)
+-- Queues and sequences: no limit is exceeded, and what waits though it could run has a request. Of a queue
+-- with a rate or turns, a job that was let in and is not claimed brings that request.
+create or replace function _violations_of_lanes(max_rows bigint)
     returns table (invariant text, subject text, found jsonb)
     language plpgsql stable set search_path from current
 as $$
 begin
     return query
-    -- Counts only jobs whose claim could see the last change of the queue. A claim that could not
-    -- see a lower limit yet may exceed it.
-    select 'I13', n.queue_name, to_jsonb(t.running)
+    -- The newest settings have let in no more than they allow. Of the jobs that run only those count whose
+    -- claim could see these settings.
+    select 'I13', n.queue_name, to_jsonb(t.most)
     from (select distinct l.queue_name from live_jobs l
           where l.queue_name is not null and l.ready_at is not null limit max_rows / 10) n
     cross join lateral _queues_of(array[n.queue_name]) q
     cross join lateral (
-        select count(*) as running from live_jobs j
-        where j.queue_name = n.queue_name and j.ready_at is not null and j.state = 'running' and exists (
-            select from claims c
-            where c.worker_id = j.worker_id and j.id = any (c.job_ids)
-              and c.seen > coalesce(q.changed, '0'::xid8))) t
-    where t.running > q.slots
-    union all
-    -- What this version of the settings has let in holds a slot.
-    select 'I13', n.queue_name, to_jsonb(t.taken)
-    from (select distinct l.queue_name from live_jobs l where l.slot is not null limit max_rows / 10) n
-    cross join lateral _queues_of(array[n.queue_name]) q
-    cross join lateral (
-        select count(*) as taken from live_jobs j
-        where j.queue_name = n.queue_name and j.ready_at is not null and j.slot = q.changed) t
-    where t.taken > q.slots
+        select greatest(count(*) filter (where j.slot = q.changed), count(*) filter (
+            where j.state = 'running' and exists (
+                select from claims c
+                where c.worker_id = j.worker_id and j.id = any (c.job_ids)
+                  and c.seen > coalesce(q.changed, '0'::xid8)))) as most
+        from live_jobs j where j.queue_name = n.queue_name and j.ready_at is not null) t
+    where t.most > q.slots
     union all
     select 'stranded queue', j.queue_name, null::jsonb
     from (select distinct l.queue_name
@@ -139,19 +106,8 @@ begin
           < coalesce(q.slots, 2147483647)
       and not (q.paced and exists (
           select from live_jobs c
-          where c.queue_name = j.queue_name and c.ready_at is not null and c.state = 'available'));
-end;
-$$;
-
--- 'I3': at most one job of a sequence is past pending (a unique index enforces it, too). 'stranded
--- sequence': jobs that wait in a sequence have a head before them, a halt, or a promotion request.
--- 'halt': the job that halts a sequence was cancelled or discarded, or is deleted.
-create or replace function _violations_of_sequences(max_rows bigint)
-    returns table (invariant text, subject text, found jsonb)
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return query
+          where c.queue_name = j.queue_name and c.ready_at is not null and c.state = 'available'))
+    union all
     select 'I3', j.sequence_key, to_jsonb(count(*))
     from (select l.sequence_key from live_jobs l where l.sequence_head limit max_rows) j
     group by j.sequence_key having count(*) > 1
@@ -174,9 +130,9 @@ begin
 end;
 $$;
 
--- 'I14': no job runs, or may run, before its dependencies hold. 'stranded child': a job that waits for
--- others has a request, or the parent of its last open edge is live, or has ended in another way.
-create or replace function _violations_of_dependencies(max_rows bigint)
+-- Jobs that wait for others, or for a signal, and schedules. Of a wait for a signal no signal of its name was
+-- sent, unless a request to look at the job stands.
+create or replace function _violations_of_waits(max_rows bigint)
     returns table (invariant text, subject text, found jsonb)
     language plpgsql stable set search_path from current
 as $$
@@ -199,35 +155,16 @@ begin
             select from _open_edges(j.id, j.revision, 0) p where p.parent_id < _open_from(j.id, j.revision)))
       and not exists (
         select from promotion_requests r
-        where r.lane = 'child' and r.job_id = j.id or r.lane = 'parent' and r.job_id = w.parent_id);
-end;
-$$;
-
--- 'stranded wait': a job that waits for a signal has one open wait, and no signal of its name, unless a
--- request to look at the job stands. The job wakes when its wait ends.
-create or replace function _violations_of_waits(max_rows bigint)
-    returns table (invariant text, subject text, found jsonb)
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return query
+        where r.lane = 'child' and r.job_id = j.id or r.lane = 'parent' and r.job_id = w.parent_id)
+    union all
     select 'stranded wait', j.id::text, to_jsonb(w)
     from (select l.* from live_jobs l where l.parked = 'signal' limit max_rows) j
     left join steps w on w.job_id = j.id and w.revision = j.revision and w.run = j.run and w.at is null
     where w.name is null or w.until is distinct from j.due_at
        or (_kept_signal(j.id, j.revision, w.name)).id is not null
           and not exists (
-              select from promotion_requests r where r.lane = 'signal' and r.job_id = j.id);
-end;
-$$;
-
--- 'I8': a schedule is paused or has a next tick, and that is later than its last one.
-create or replace function _violations_of_schedules(max_rows bigint)
-    returns table (invariant text, subject text, found jsonb)
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return query
+              select from promotion_requests r where r.lane = 'signal' and r.job_id = j.id)
+    union all
     select 'I8', t.name, to_jsonb(t.next_at)
     from (select m.* from schedule_entries m limit max_rows) t
     where t.paused <> (t.next_at is null) or t.last_at >= t.next_at;
@@ -243,26 +180,26 @@ create or replace function _invariants(max_rows bigint default null)
 as $$
 begin
     return query
-    select v.* from _violations_of_states(max_rows) v
-    union all select v.* from _violations_of_keys(max_rows) v
-    union all select v.* from _violations_of_workers(max_rows) v
-    union all select v.* from _violations_of_queues(max_rows) v
+    select v.* from _violations_of_jobs(max_rows) v
+    union all select v.* from _violations_of_lanes(max_rows) v
     union all select v.* from _violations_of_rates(max_rows) v
-    union all select v.* from _violations_of_sequences(max_rows) v
-    union all select v.* from _violations_of_dependencies(max_rows) v
-    union all select v.* from _violations_of_circles(max_rows) v
     union all select v.* from _violations_of_waits(max_rows) v
-    union all select v.* from _violations_of_schedules(max_rows) v;
+    union all select v.* from _violations_of_circles(max_rows) v;
 end;
 $$;
 
--- What a violation of each invariant means, and its fix, in which %L stands for the list of those
--- that violate it.
-create or replace function _meanings_of_invariants() returns table (invariant text, meaning text, fix text)
-    language plpgsql immutable set search_path from current
+-- Says what each violation means; in its fix %L stands for the list of those that violate the invariant.
+create or replace function _check_invariants()
+    returns table (check_name text, severity text, finding text, fix text)
+    language plpgsql set search_path from current set plan_cache_mode = force_custom_plan
 as $$
 begin
-    return query values
+    return query
+    select 'invariants', 'error', concat(v.name, ': ', m.meaning, _few(v.subjects)),
+           _fix(m.fix, v.subjects[:1000]::text)
+    from (select i.invariant as name, array_agg(i.subject order by i.subject) as subjects
+          from _invariants(250000) i group by i.invariant) v
+    left join (values
         ('state', 'the columns of jobs contradict each other: job ', 'select ~._repair_jobs(%L)'),
         ('history', 'finished jobs that cannot have ended like this: job ',
          'update ~.finished_jobs set state = case when state = ''completed'' and run > 0 then state '
@@ -315,19 +252,8 @@ begin
          'select ~.promote_jobs()'),
         ('I8', 'schedules do not know their next tick: ',
          'select t.name from (select t.name from ~.schedule_entries t where t.name = any (%L)) t '
-         'cross join lateral ~.pause_schedule(t.name) cross join lateral ~.resume_schedule(t.name)');
-end;
-$$;
-
-create or replace function _check_invariants() returns table (severity text, finding text, fix text)
-    language plpgsql set search_path from current set plan_cache_mode = force_custom_plan
-as $$
-begin
-    return query
-    select 'error', concat(v.name, ': ', m.meaning, _few(v.subjects)), _fix(m.fix, v.subjects[:1000]::text)
-    from (select i.invariant as name, array_agg(i.subject order by i.subject) as subjects
-          from _invariants(250000) i group by i.invariant) v
-    left join _meanings_of_invariants() m on m.invariant = v.name
+         'cross join lateral ~.pause_schedule(t.name) cross join lateral ~.resume_schedule(t.name)')
+    ) m(invariant, meaning, fix) on m.invariant = v.name
     order by v.name;
 end;
 $$;
