@@ -45,10 +45,7 @@ class Connection(psycopg.Connection[Row]):
     """psycopg's, whose commit() and transaction() raise TransactionAborted rather than roll back silently."""
 
     was_lent = False  # to a handler, since it was cleaned: see lent
-    before_last: tuple[str, int] = (
-        "",
-        0,
-    )  # statements before our last one in a handler's block, and how many
+    block: Any = None  # what the end of a handler's block needs to know: see lent
 
     def commit(self) -> None:
         try:
@@ -72,7 +69,7 @@ class AsyncConnection(psycopg.AsyncConnection[Row]):
     """The same for asyncio."""
 
     was_lent = False
-    before_last: tuple[str, int] = ("", 0)
+    block: Any = None
 
     async def commit(self) -> None:
         try:

@@ -10,8 +10,10 @@ session's time, and a sixth of that of DISCARD ALL, after which each function is
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import psycopg
 from psycopg.pq import ConnStatus, TransactionStatus
@@ -29,9 +31,14 @@ _UNDO = (
     "select pg_catalog.pg_advisory_unlock_all()", "discard temp", "discard sequences",
 )  # fmt: skip
 CLEAN = "; ".join([*_UNDO, "deallocate all"])
+# A time of its own for each transaction of a session, also after COMMIT AND CHAIN; no setting changes it.
+_BEGAN = "select extract(epoch from pg_catalog.now())"
+# The second of two transactions that begin at one time, as they are of one message. It has run no query yet,
+# so the handler may still set its isolation level.
+_BEGIN = f"begin; {_BEGAN}; commit and chain"
 # The handler may have put on a role that must not call our functions. Deferred triggers are to run as it.
 _AS_OURSELVES = (
-    "select pg_catalog.set_config('pyworker.was_user', current_setting('session_authorization'), true),"
+    f"{_BEGAN}, pg_catalog.set_config('pyworker.was_user', current_setting('session_authorization'), true),"
     " pg_catalog.set_config('pyworker.was_role', current_setting('role'), true),"
     " pg_catalog.set_config('session_authorization', null, true),"
     " pg_catalog.set_config('role', null, true); "
@@ -45,44 +52,99 @@ _AS_BEFORE = (
 _OF_POOLERS = ("client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings", "application_name")
 
 
-def _note(conn: Connection[Any] | AsyncConnection[Any], pooled: bool) -> None:
-    """What comes before our last statement, and how many results that has.
+class _Block(NamedTuple):
+    """What the end of a handler's block needs to know."""
 
-    Behind a transaction pooler another client gets the session after the commit, so all is undone before.
-    """
+    caller: str
+    began: Any
+    before: str  # statements before our last one
+    place: int  # of its result among theirs
+
+
+@contextmanager
+def begun(conn: Connection[Any]) -> Generator[Any]:
+    """As psycopg's transaction(), on a connection of a pool; gives the time of the transaction.
+
+    The pool rolls back what has raised."""
+    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+        cursor.execute(cast("Any", _BEGIN)).nextset()
+        (began,) = cursor.fetchall()[0]
+    try:
+        yield began
+    except psycopg.Rollback as error:
+        conn.rollback()
+        if error.transaction:
+            raise
+    else:
+        conn.commit()
+
+
+@asynccontextmanager
+async def begun_async(conn: AsyncConnection[Any]) -> AsyncGenerator[Any]:
+    async with psycopg.AsyncCursor(conn, row_factory=tuple_row) as cursor:
+        (await cursor.execute(cast("Any", _BEGIN))).nextset()
+        (began,) = (await cursor.fetchall())[0]
+    try:
+        yield began
+    except psycopg.Rollback as error:
+        await conn.rollback()
+        if error.transaction:
+            raise
+    else:
+        await conn.commit()
+
+
+def _note(conn: Connection[Any] | AsyncConnection[Any], caller: str, began: Any, pooled: bool) -> None:
+    """Behind a transaction pooler another client gets the session after the commit, so all is undone
+    before."""
     conn.was_lent = not pooled
-    conn.before_last = _AS_OURSELVES, 1
+    conn.block = _Block(caller, began, _AS_OURSELVES, 1)
     if pooled:
         given = [(name, conn.info.parameter_status(name)) for name in _OF_POOLERS]
         kept = [f"set {name} = {literal(value)}" for name, value in given if value is not None]
-        undo = ["set constraints all immediate", *_UNDO, *kept, ""]
-        conn.before_last = "; ".join(undo).replace("%", "%%"), len(undo) - 1
+        undo = [_BEGAN, "set constraints all immediate", *_UNDO, *kept, ""]
+        before = "; ".join(undo).replace("%", "%%")
+        conn.block = _Block(caller, began, before, len(undo) - 1)
 
 
-def _last(conn: Connection[Any] | AsyncConnection[Any], statement: str) -> tuple[str, int]:
-    """A block's last statement with what surrounds it, and the place of its own result."""
-    before, place = conn.before_last
-    return f"{before}{statement}{_AS_BEFORE if conn.was_lent else ''}", place
+def _last(conn: Connection[Any] | AsyncConnection[Any], statement: str) -> str:
+    """A block's last statement with what surrounds it."""
+    return f"{conn.block.before}{statement}{_AS_BEFORE if conn.was_lent else ''}"
+
+
+def _refuse_another(block: _Block, began: Any) -> None:
+    if began != block.began:
+        raise _ended_by_hand(block.caller)
 
 
 def last(conn: Connection[Any], statement: str, *parameters: Any) -> tuple[Any, ...]:
     """Run our statement at the end of a handler's block, as the role that we connected with."""
-    text, place = _last(conn, statement)
+    block = cast("_Block", conn.block)
     with translated(), psycopg.ClientCursor[Any](conn, row_factory=tuple_row) as cursor:
-        cursor.execute(cast("Any", text), parameters)
-        for _ in range(place):
+        cursor.execute(cast("Any", _last(conn, statement)), parameters)
+        _refuse_another(block, cursor.fetchall()[0][0])
+        for _ in range(block.place):
             cursor.nextset()
-        return cast("Any", cursor.fetchone())
+        return cursor.fetchall()[0]
 
 
 async def last_async(conn: AsyncConnection[Any], statement: str, *parameters: Any) -> tuple[Any, ...]:
-    text, place = _last(conn, statement)
+    block = cast("_Block", conn.block)
     with translated():
         async with psycopg.AsyncClientCursor[Any](conn, row_factory=tuple_row) as cursor:
-            await cursor.execute(cast("Any", text), parameters)
-            for _ in range(place):
+            await cursor.execute(cast("Any", _last(conn, statement)), parameters)
+            _refuse_another(block, (await cursor.fetchall())[0][0])
+            for _ in range(block.place):
                 cursor.nextset()
-            return cast("Any", await cursor.fetchone())
+            return (await cursor.fetchall())[0]
+
+
+def _ended_by_hand(caller: str) -> WrongState:
+    return WrongState(
+        f"{caller}: the handler has ended the transaction by hand, with COMMIT or ROLLBACK;"
+        " what it has committed cannot be undone. Leave the block to commit, raise to roll back, and"
+        " put what is to be rolled back alone into a `with conn.transaction():`"
+    )
 
 
 def refuse_copy(process: int, caller: str) -> None:
@@ -116,11 +178,7 @@ class _Gate:
     def refuse_idle(self) -> None:
         """The block's own transaction is over."""
         if self._pgconn.transaction_status == TransactionStatus.IDLE:
-            raise WrongState(
-                f"{self._caller}: the handler has ended the transaction by hand, with COMMIT or ROLLBACK;"
-                " what it has committed cannot be undone. Leave the block to commit, raise to roll back, and"
-                " put what is to be rolled back alone into a `with conn.transaction():`"
-            )
+            raise _ended_by_hand(self._caller)
 
     def __enter__(self) -> None:
         refuse_copy(self._process, f"the connection of {self._caller}")
@@ -149,13 +207,13 @@ class _Ends:
     pgconn: Any
     _gate: _Gate
 
-    def _begin(self, conn: AnyConnection, caller: str, pooled: bool) -> None:
+    def _begin(self, conn: AnyConnection, caller: str, began: Any, pooled: bool) -> None:
         self._gate = _Gate(conn, caller)
         view = cast("Any", self)
         view.lock = self._gate
         if pooled:
             view.prepare_threshold = None  # a prepared statement belongs to one of the pooler's sessions
-        _note(cast("Any", conn), pooled)
+        _note(cast("Any", conn), caller, began, pooled)
 
     def end(self) -> None:
         """Refuse each further use, of the cursors made from it, too."""
@@ -189,9 +247,9 @@ class _Ends:
 class Lent(_Ends, Connection[Any]):
     """Over the session of `conn`, in whose transaction it is."""
 
-    def __init__(self, conn: psycopg.Connection[Any], caller: str, pooled: bool) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], caller: str, began: Any, pooled: bool) -> None:
         super().__init__(conn.pgconn)
-        self._begin(conn, caller, pooled)
+        self._begin(conn, caller, began, pooled)
 
     def commit(self) -> None:
         raise self._refuse_end("commit")
@@ -203,9 +261,9 @@ class Lent(_Ends, Connection[Any]):
 class LentAsync(_Ends, AsyncConnection[Any]):
     """The same for asyncio."""
 
-    def __init__(self, conn: psycopg.AsyncConnection[Any], caller: str, pooled: bool) -> None:
+    def __init__(self, conn: psycopg.AsyncConnection[Any], caller: str, began: Any, pooled: bool) -> None:
         super().__init__(conn.pgconn)
-        self._begin(conn, caller, pooled)
+        self._begin(conn, caller, began, pooled)
 
     async def commit(self) -> None:
         raise self._refuse_end("commit")

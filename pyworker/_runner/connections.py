@@ -18,7 +18,17 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from .._db.connect import BE_QUIET, KEEPALIVES, WHICH_SERVER, conninfo, cut
 from .._db.connection import OWN_ADAPTERS, AsyncConnection, Connection, refuse_aborted
 from .._db.database import Database
-from .._db.lent import CLEAN, AnyConnection, Lent, LentAsync, last, last_async, refuse_copy
+from .._db.lent import (
+    CLEAN,
+    AnyConnection,
+    Lent,
+    LentAsync,
+    begun,
+    begun_async,
+    last,
+    last_async,
+    refuse_copy,
+)
 from .._db.queue import dependency_results_statement
 from .._db.worker import (
     finish_job_statement,
@@ -95,8 +105,8 @@ class Connections:
         if not self._turns.acquire(timeout=PATIENCE):
             raise PoolTimeout(_too_many(caller))
         try:
-            with self.connection() as conn, conn.transaction():
-                lent = Lent(conn, caller, self.pooled)
+            with self._sync_pool().connection() as conn, begun(conn) as began:
+                lent = Lent(conn, caller, began, self.pooled)
                 try:
                     yield lent
                 finally:
@@ -117,8 +127,9 @@ class Connections:
         except TimeoutError:
             raise PoolTimeout(_too_many(caller)) from None
         try:
-            async with self.async_connection() as conn, conn.transaction():
-                lent = LentAsync(conn, caller, self.pooled)
+            pool = await self._async_pool()
+            async with pool.connection() as conn, begun_async(conn) as began:
+                lent = LentAsync(conn, caller, began, self.pooled)
                 try:
                     yield lent
                 finally:
@@ -298,16 +309,12 @@ class Connections:
 
     def save_step_in(self, conn: Connection[Any], job_id: int, run: int, name: str, result: str) -> None:
         """Save a step as the last statement of a transaction that was lent."""
-        if self.rehearsal:
-            raise psycopg.Rollback
-        last(conn, save_step_statement(self.schema), job_id, run, name, result)
+        self._last(conn, save_step_statement(self.schema), job_id, run, name, result)
 
     async def save_step_in_async(
         self, conn: AsyncConnection[Any], job_id: int, run: int, name: str, result: str
     ) -> None:
-        if self.rehearsal:
-            raise psycopg.Rollback
-        await last_async(conn, save_step_statement(self.schema), job_id, run, name, result)
+        await self._last_async(conn, save_step_statement(self.schema), job_id, run, name, result)
 
     def wait_for_signal(
         self, job_id: int, run: int, name: str, timeout: float | None, nth: int
@@ -329,14 +336,24 @@ class Connections:
         """Complete the job as the last statement of a transaction that was lent.
 
         Returns the transaction's id, for `committed`."""
-        if self.rehearsal:
-            raise psycopg.Rollback
-        return last(conn, finish_job_statement(self.schema), job_id, run)[1]
+        return self._last(conn, finish_job_statement(self.schema), job_id, run)[1]
 
     async def finish_job_async(self, conn: AsyncConnection[Any], job_id: int, run: int) -> str:
+        return (await self._last_async(conn, finish_job_statement(self.schema), job_id, run))[1]
+
+    def _last(self, conn: Connection[Any], statement: str, *parameters: Any) -> tuple[Any, ...]:
         if self.rehearsal:
+            last(conn, "select")
             raise psycopg.Rollback
-        return (await last_async(conn, finish_job_statement(self.schema), job_id, run))[1]
+        return last(conn, statement, *parameters)
+
+    async def _last_async(
+        self, conn: AsyncConnection[Any], statement: str, *parameters: Any
+    ) -> tuple[Any, ...]:
+        if self.rehearsal:
+            await last_async(conn, "select")
+            raise psycopg.Rollback
+        return await last_async(conn, statement, *parameters)
 
     def committed(self, job_id: int, run: int, transaction: str) -> bool:
         """True if a transaction whose COMMIT got no reply has committed."""

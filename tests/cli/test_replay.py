@@ -43,6 +43,11 @@ async def book_async(order: Order, job: AsyncJob):
     print("once:", await job.once("mail"))
     await asyncio.sleep(0)
 
+@task
+def by_hand(statement, job: Job):
+    with job.transaction() as conn:
+        conn.execute(statement)
+
 @task(result=True)
 def twice(payload, job):
     job.logger.info("attempt %s of %s", job.attempts, job.max_attempts)
@@ -148,6 +153,13 @@ def test_of_a_failure_the_traceback_is_shown(replay: Any) -> None:
     assert 'mytasks.py", line' in done.stderr
 
 
+@pytest.mark.parametrize("statement", ["rollback", "rollback and chain"])
+def test_a_transaction_that_is_ended_by_hand_fails_as_in_a_worker(replay: Any, statement: str) -> None:
+    done = replay("by_hand", statement)
+    assert done.returncode == 1
+    assert "has ended the transaction by hand" in done.stderr
+
+
 def test_a_failure_can_be_looked_at_in_the_debugger(replay: Any) -> None:
     done = replay("broken", {"n": 13}, "--modules", "mytasks", "--pdb", stdin="p secret * 3\nq\n")
     assert "39" in done.stdout
@@ -195,7 +207,7 @@ def test_what_is_missing_is_named(replay: Any) -> None:
         "pyworker: no live worker knows the task 'twice': name the module that defines it by --modules\n"
     )
     assert replay("unheard", 1).stderr == (
-        "pyworker: mytasks has no task 'unheard' (it has: book, book_async, broken, in_batches, later,"
-        " stops, twice)\n"
+        "pyworker: mytasks has no task 'unheard' (it has: book, book_async, broken, by_hand, in_batches,"
+        " later, stops, twice)\n"
     )
     assert "there is no module 'nowhere'" in replay("twice", 1, "--modules", "nowhere").stderr

@@ -77,6 +77,10 @@ ENDS = {
     "commit, and then": "commit; set statement_timeout = '3min'; select pg_advisory_lock(4711)",
     "rollback": "rollback",
     "rollback, and then": "rollback; set statement_timeout = '3min'",
+    "commit and chain": "commit and chain",
+    "commit and chain, and then": "commit and chain; set statement_timeout = '3min'",
+    "rollback and chain": "rollback and chain",
+    "commit and begin": "commit;begin",
 }
 DEEDS |= ENDS
 STATE = """
