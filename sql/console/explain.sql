@@ -67,8 +67,9 @@ begin
         select 'queue paused', format('queue %s is paused', p.queue_name),
                _fix('select * from ~.resume_queue(%L) lets it go on', p.queue_name)
         from queues p
-        where p.paused and (p.queue_name = job.queue_name or right(p.queue_name, 1) = '*'
-                                and starts_with(job.queue_name, left(p.queue_name, -1)))
+        where p.paused and p.queue_name = any (job.queue_name || array(
+            select left(job.queue_name, l.long) || '*'
+            from generate_series(0, length(job.queue_name)) l(long)))
         order by length(p.queue_name) desc, right(p.queue_name, 1) = '*';
     end if;
     if v_queue.paused or paused_only then

@@ -29,20 +29,20 @@ begin atomic
                  case when q.inherits is false then q.rate_limit else f.rate_limit end as rate_limit,
                  case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
                  case when q.inherits is false then q.fair else coalesce(f.fair, false) end as fair, f.family
-          from unnest(_queues_of.queue_names) n(name)
-          left join lateral ( -- a look-up for each name, with any settings of the caller
+          from (select q.name, array(select left(q.name, l.long) || '*'
+                                     from generate_series(0, length(q.name)) l(long)) as families
+                from unnest(_queues_of.queue_names) q(name) offset 0) n
+          left join lateral ( -- look-ups for each name, with any settings of the caller
               select i.* from queues i where i.queue_name = n.name offset 0) q on true
           left join lateral (
               select left(o.queue_name, -1) as family, o.concurrency, o.changed, o.rate_limit,
                      o.rate_period, o.fair
               from queues o
-              where q.inherits is not false and right(o.queue_name, 1) = '*' and not o.inherits
-                and starts_with(n.name, left(o.queue_name, -1))
+              where q.inherits is not false and o.queue_name = any (n.families) and not o.inherits
               order by length(o.queue_name) desc limit 1) f on true
           left join lateral ( -- nearly always none: it has an index of its own
               select o.changed from queues o
-              where o.paused and right(o.queue_name, 1) = '*'
-                and starts_with(n.name, left(o.queue_name, -1))
+              where o.paused and right(o.queue_name, 1) = '*' and o.queue_name = any (n.families)
               order by o.queue_name limit 1) p on true) u;
 end;
 

@@ -250,7 +250,6 @@ create table queues (
     fair boolean not null default false,        -- of a family: its queues take turns
     constraint queues_rate check ((rate_limit is null) = (rate_period is null))
 );
-create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
 -- Families that are paused: each queue looks for one.
 create index queues_paused_family on queues (queue_name) where paused and right(queue_name, 1) = '*';
 

@@ -72,6 +72,8 @@ CROWDS: dict[str, str] = {
     "queues that were set": "select from generate_series(1, %(n)s) i,"
     " pyworker.set_queue('set' || %(tag)s || i, 3)",
     "families": "select from generate_series(1, %(n)s) i, pyworker.set_queue('f' || %(tag)s || i || ':*', 3)",
+    "families that are paused": "select from generate_series(1, %(n)s) i,"
+    " pyworker.pause_queue('p' || %(tag)s || i || ':*')",
     "queues that are paused": "select from generate_series(1, %(n)s) i,"
     " pyworker.pause_queue('paused' || %(tag)s || i)",
     "ended workers": "select from (select pyworker.unregister_worker(pyworker.register_worker())"
@@ -140,6 +142,7 @@ def make(rows: Any, name: str, n: int) -> None:
         params = {"n": n, "tag": f"{n}.", "crowd": name}
         if "claim_jobs" in statement:
             settle(rows)
+            rows("reset pyworker.floor_ready")  # else jobs that were handed back are found 2 s later
             while rows(f"{statement} returning id", params):  # one claim takes jobs of some 500 queues
                 settle(rows)
         else:
@@ -151,6 +154,9 @@ def make(rows: Any, name: str, n: int) -> None:
 
 
 def settle(rows: Any) -> None:
-    """Nothing waits for a promotion."""
+    """Nothing waits for a promotion: for timers, the clock is put forward."""
     while rows("select from pyworker.promotion_requests limit 1"):
         rows("select pyworker.promote_jobs()")
+        rows("""select pyworker.advance_clock(t.wait) from (
+            select min(coalesce(r.at, pyworker.clock())) - pyworker.clock() as wait
+            from pyworker.promotion_requests r) t where t.wait > '0'""")

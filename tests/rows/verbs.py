@@ -109,7 +109,9 @@ PROGRAMS: dict[str, str | Verb] = {
     "claim_jobs: of one queue": Verb(
         *["select from pyworker.claim_jobs(%(worker)s, 10, null, '{serial}')"] * 2
     ),
-    "seconds_until_due": "select pyworker.seconds_until_due()",
+    "seconds_until_due": Verb(  # a worker asks after its claim
+        "select pyworker.seconds_until_due()", "select from pyworker.claim_jobs(%(worker)s, 10)"
+    ),
     "finish_jobs": f"select pyworker.finish_jobs({IDS}, {RUNS})",
     "finish_jobs: a child waits": "select pyworker.finish_jobs(array[%(parent)s], array[%(run_parent)s])",
     "finish_job": "select pyworker.finish_job(%(running)s, %(run_running)s)",
