@@ -245,12 +245,15 @@ end;
 $$;
 
 -- Lets claims find a job that was just added or changed: asks for a look at its lane if it is parked,
--- notifies workers. Callers ask first whether there is anything to do: most adds save the call.
-create or replace function _announce(lane text) returns void
+-- notifies workers; true if it did. Callers ask first whether there is anything to do: most adds save the
+-- call.
+create or replace function _announce(lane text) returns boolean
     language plpgsql set search_path from current
 as $$
 begin
-    insert into promotion_requests (lane) select _announce.lane where lane is not null;
-    perform _notify_workers();
+    if lane is not null then
+        insert into promotion_requests (lane) values (lane);
+    end if;
+    return _notify_workers();
 end;
 $$;

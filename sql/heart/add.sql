@@ -137,6 +137,7 @@ as $$
 #variable_conflict use_variable
 declare
     v_plain boolean := true;
+    v_notified boolean;
     v_now timestamptz := clock();
     v_job job;
 begin
@@ -179,7 +180,7 @@ begin
         )::_job_request);
     end if;
     if v_job.reason is not null or v_job.deduplicated then
-        perform _announce(v_job.reason || ':' || v_job.queue_name);
+        v_notified := _announce(v_job.reason || ':' || v_job.queue_name);
         v_job.reason := null;
         v_job.deduplicated := false;
     end if;

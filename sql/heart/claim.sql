@@ -62,7 +62,7 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
 --
 -- While settings of queues are held (gate/settings), it takes of their jobs only those that the newest
 -- version has let in. It writes a row in claims, by which a sweep finds the jobs of a dead worker.
--- `floor`: where it begins to walk (_claim_floor).
+-- `place`: it begins to walk behind it.
 --
 -- A crash of the server may lose a claim that was not flushed to disk while its jobs are running; the worker
 -- learns of it when it reconnects (reconcile). But two jobs of a sequence or of a serial queue must not run
@@ -72,8 +72,8 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
 -- at that moment: as long as the producer's transaction is open. After 200 ms the turn fails with 55P03 and
 -- nothing counts; its worker repeats it.
 create or replace function _claim(
-    worker_id bigint, wanted integer, task_identifiers text[], queue_names text[], forbidden_flags text[],
-    floor _floor)
+    worker_id bigint, this_run bigint, wanted integer, task_identifiers text[], queue_names text[],
+    forbidden_flags text[], place _floor)
     returns table (
         kind text, id bigint, run bigint, task_identifier text, payload json, attempts smallint,
         max_attempts smallint, queue_name text, key text, flags jsonb, meta jsonb, sequence_key text,
@@ -86,9 +86,6 @@ declare
     -- At any other isolation level the snapshot may be too old to show the settings of queues.
     v_current constant boolean := current_setting('transaction_isolation') = 'read committed';
     v_now constant timestamptz := clock();
-    v_run constant bigint := _new_run();
-    v_began constant timestamptz := clock_timestamp();
-    v_read constant bigint := _entries_read('live_jobs_ready');
     v_closed constant text[] := _closed_queues();
     v_n integer;
 begin
@@ -96,7 +93,7 @@ begin
     with found as materialized (
         select j.ctid as tid, j.id, j.ready_at, j.queue_name, j.sequence_key from live_jobs j
         where j.ready_at is not null and j.state = 'available'
-          and (j.priority, j.ready_at, j.id) > (floor.priority, floor.at, floor.id)
+          and (j.priority, j.ready_at, j.id) > (place.priority, place.at, place.id)
           and (task_identifiers is null or j.task_identifier = any (task_identifiers))
           and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
           and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
@@ -109,12 +106,12 @@ begin
         limit wanted for update skip locked),
     noted as (
         insert into claims (worker_id, run, job_ids)
-        select _claim.worker_id, v_run, array_agg(f.id) from found f
+        select _claim.worker_id, this_run, array_agg(f.id) from found f
         having count(*) > 0 and (count(coalesce(f.queue_name, f.sequence_key)) = 0
                                  or _commit_durably() is distinct from ''))
     update live_jobs j
     set state = 'running', start_by = null, claimed_start_by = j.start_by, worker_id = _claim.worker_id,
-        run = _next_run(j.run, v_run), attempts = least(j.attempts + 1, 32767), -- else it fails all claims
+        run = _next_run(j.run, this_run), attempts = least(j.attempts + 1, 32767), -- else it fails all claims
         claimed_at = greatest(v_now, case when j.pace is not null then f.ready_at end)
     from found f where j.ctid = f.tid
     returning 'job', j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.queue_name,
@@ -123,34 +120,24 @@ begin
         date_part('epoch', j.run_at), date_part('epoch', j.created_at), null::text, null::float8;
     get diagnostics v_n = row_count;
     if v_n > 0 and _settings_are_used() then
-        perform _note_starts(worker_id, v_run);
+        perform _note_starts(worker_id, this_run);
     end if;
-    if v_n > 0 and not _claims_are_tidy(worker_id, v_run) then
-        perform _tidy_claims(worker_id, v_run);
-    end if;
-    if v_n > 0 and floor.until is not null or _entries_read('live_jobs_ready') - v_read > 1000 + 2 * v_n then
-        perform _keep_claim_floor(
-            _owner_of_claims(task_identifiers, queue_names, forbidden_flags), worker_id, v_run,
-            floor.until, v_began);
+    if v_n > 0 and not _claims_are_tidy(worker_id, this_run) then
+        perform _tidy_claims(worker_id, this_run);
     end if;
 end;
 $$;
 
--- Where this claim begins to walk: at the head, or at the place that the session remembers for these filters.
+-- Where this claim begins to walk: at the place that the session remembers for these filters, or at the head.
 create or replace function _claim_floor(
     task_identifiers text[], queue_names text[], forbidden_flags text[]) returns _floor
     language plpgsql set search_path from current
 as $$
 declare
-    v_floor _floor;
+    v_floor constant _floor :=
+        _floor_of('ready', _owner_of_claims(task_identifiers, queue_names, forbidden_flags));
 begin
-    if current_setting('pyworker.floor_ready', true) <> '' then
-        v_floor := _floor_of('ready', _owner_of_claims(task_identifiers, queue_names, forbidden_flags));
-    end if;
-    if v_floor.until is null then
-        v_floor := row(-32768, '-infinity', 0, null);
-    end if;
-    return v_floor;
+    return case when v_floor.until is null then row(-32768, '-infinity', 0, null)::_floor else v_floor end;
 end;
 $$;
 
@@ -161,7 +148,7 @@ create or replace function _owner_of_claims(
     return hashtextextended(
         row('live_jobs'::regclass::oid, task_identifiers, queue_names, forbidden_flags)::text, 0)::text;
 
--- Remembers the place that a claim has reached, after a walk that passed many dead entries. `until`: of the
+-- Remembers the place that a turn has reached, after a walk that passed many dead entries. `until`: of the
 -- floor at which it began, null if it began at the head. A walk that found nothing has seen all that was
 -- ready a second before.
 create or replace function _keep_claim_floor(
@@ -200,7 +187,7 @@ create or replace function _again_in(asked boolean, next_at timestamptz, behind 
     language plpgsql set search_path from current
 as $$
 declare
-    v_due_s double precision := extract(epoch from next_at - clock());
+    v_due_s double precision := date_part('epoch', next_at - clock());
 begin
     if asked or v_due_s <= 0 then
         v_due_s := _backoff('gate'); -- another session has the gate, or the job locked
@@ -210,11 +197,11 @@ begin
 end;
 $$;
 
--- What a claim with these filters, which began at this floor, has left behind, though it was ready. Seconds
+-- What a claim with these filters, which began at this place, has left behind, though it was ready. Seconds
 -- until it looks again: 0.25 if another session has such a job locked; null if there is none. If it `acts`,
 -- kinds that it does not take stand aside (gate/aside): then 0.
 create or replace function _left_behind(
-    task_identifiers text[], queue_names text[], forbidden_flags text[], floor _floor,
+    task_identifiers text[], queue_names text[], forbidden_flags text[], place _floor,
     acts boolean default true)
     returns double precision
     language plpgsql set search_path from current
@@ -232,7 +219,7 @@ begin
                  and (forbidden_flags is null or l.flags is null or not l.flags ?| forbidden_flags) as taken,
                  l.queue_name, l.ready_at
           from live_jobs l where l.ready_at is not null and l.state = 'available'
-            and (l.priority, l.ready_at, l.id) > (floor.priority, floor.at, floor.id)
+            and (l.priority, l.ready_at, l.id) > (place.priority, place.at, place.id)
           order by l.priority, l.ready_at, l.id limit 100) j;
     if acts and v_behind.others and _set_kinds_aside(task_identifiers, queue_names, forbidden_flags) then
         return 0;

@@ -2,9 +2,10 @@
 -- its time is let in by the gate (gate/pass).
 
 -- When there is something to do: `asked`, a request to answer at once; `timer`, when the next one is to be
--- answered; `due_at`, when the next job is due. PostgreSQL inlines it.
-create or replace function _look(due_from timestamptz)
-    returns table (asked boolean, timer timestamptz, due_at timestamptz)
+-- answered; `due_at`, when the next job is due; `first`, the place right before the first job that is ready,
+-- from this floor on. PostgreSQL inlines it.
+create or replace function _look(due_from timestamptz, floor _floor)
+    returns table (asked boolean, timer timestamptz, due_at timestamptz, first _floor)
     language sql stable
 begin atomic
     select (select true from promotion_requests r
@@ -13,7 +14,12 @@ begin atomic
                             from gate g limit 1) -- see _pass
             order by r.xid, r.id limit 1),
            (select r.at from promotion_requests r where r.at is not null order by r.at limit 1),
-           (select j.due_at from live_jobs j where j.due_at > _look.due_from order by j.due_at, j.id limit 1);
+           (select j.due_at from live_jobs j where j.due_at > _look.due_from order by j.due_at, j.id limit 1),
+           (select row(j.priority, j.ready_at, j.id - 1, null)::_floor from live_jobs j
+            where j.ready_at is not null and j.state = 'available'
+              and (j.priority, j.ready_at, j.id)
+                  > ((_look.floor).priority, (_look.floor).at, (_look.floor).id)
+            order by j.priority, j.ready_at, j.id limit 1);
 end;
 
 -- True if this transaction may answer requests: it does nothing else, and sees what others have committed.

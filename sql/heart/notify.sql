@@ -22,29 +22,18 @@ create or replace function _worker_is_listening() returns boolean
         pg_sequence_last_value('listening_until'::regclass) - date_part('epoch', clock_timestamp()) * 1000
         between 0 and 5000, false);
 
--- Notifies the workers, if one waits.
-create or replace function _notify_workers() returns boolean
-    language plpgsql set search_path from current
-as $$
-begin
-    return case when _worker_is_listening() then _notify('') else false end;
-end;
-$$;
-
 -- Notifies on the channel named like the schema, with `suffix` behind it. False if notifications are
 -- switched off: `set pyworker.notify = off` is for callers that PREPARE TRANSACTION, which fails after a
 -- NOTIFY.
 create or replace function _notify(payload text, suffix text default '') returns boolean
-    language plpgsql set search_path from current
-as $$
-begin
-    if current_setting('pyworker.notify', true) = 'off' then
-        return false;
-    end if;
-    perform pg_notify(current_schema() || suffix, payload);
-    return true;
-end;
-$$;
+    language sql volatile
+    return case when current_setting('pyworker.notify', true) = 'off' then false
+                else pg_notify(current_schema() || suffix, payload) is not null end;
+
+-- Notifies the workers, if one waits.
+create or replace function _notify_workers() returns boolean
+    language sql volatile
+    return case when _worker_is_listening() then _notify('') else false end;
 
 -- After a partial claim: its worker waits from now on. True if it must look once more, since adds did not
 -- notify until now. If adds do not notify after this, the worker comes again in 5 ms (_again_in).
@@ -114,13 +103,13 @@ create or replace function seconds_until_due(
 as $$
 declare
     v_due_from timestamptz := _floor_of_due();
+    v_floor _floor := _claim_floor(task_identifiers, queue_names, forbidden_flags);
     v_look record;
     v_again double precision;
 begin
-    select l.* into v_look from _look(v_due_from) l;
+    select l.* into v_look from _look(v_due_from, v_floor) l;
     v_again := _again_in(v_look.asked, least(v_look.timer, v_look.due_at),
-                         _left_behind(task_identifiers, queue_names, forbidden_flags,
-                                      _claim_floor(task_identifiers, queue_names, forbidden_flags), false));
+                         _left_behind(task_identifiers, queue_names, forbidden_flags, v_look.first, false));
     return case when v_again < 1 or least(v_look.timer, v_look.due_at) is not null then v_again end;
 end;
 $$;

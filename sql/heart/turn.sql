@@ -38,7 +38,8 @@ comment on function close_worker(bigint) is
     'Ends a worker in an orderly way: the jobs that it still holds are handed back, get their '
     'attempt back, and can be claimed at once. An unknown worker is no error.';
 
--- Three statements: the report, the look, the claim. The look finds what else there is to do.
+-- Three statements: the report, the look, the claim. The look finds what there is to do: without a job that
+-- is ready there is no claim.
 create or replace function work(
     worker_id bigint, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
     max_jobs integer, task_identifiers text[] default null, queue_names text[] default null,
@@ -57,15 +58,22 @@ as $$
 declare
     v_may_open constant boolean := _may_open();
     v_due_from timestamptz := _floor_of_due();
-    v_floor _floor := _claim_floor(task_identifiers, queue_names, forbidden_flags);
+    v_floor _floor := row(-32768, '-infinity', 0, null); -- the head of the index
+    v_began constant timestamptz := clock_timestamp();
+    v_read constant bigint := _entries_read('live_jobs_ready');
+    v_run constant bigint := _new_run();
     v_settled record;
     v_look record;
     v_looks boolean := true;
     v_open _opened;
     v_ready integer := 0; -- let in, but not claimed here
     v_left integer := max_jobs; -- how many more jobs it wants
-    v_n integer;
+    v_n integer := 0;
+    v_notified boolean;
 begin
+    if current_setting('pyworker.floor_ready', true) <> '' then
+        v_floor := _claim_floor(task_identifiers, queue_names, forbidden_flags);
+    end if;
     if max_jobs is null or max_jobs < 0 or done_ids <> '{}' or done_runs <> '{}' or done_results <> '{}'
        or reports <> '[]' then
         v_settled := _settle(max_jobs, done_ids, done_runs, done_results, reports);
@@ -76,7 +84,7 @@ begin
     end if;
     loop
         select (select w.dead_at is null from workers w where w.id = work.worker_id) as registered, l.*
-        into v_look from _look(v_due_from) l;
+        into v_look from _look(v_due_from, v_floor) l;
         if v_look.registered is not true then
             perform _refuse_worker(worker_id);
         end if;
@@ -87,15 +95,23 @@ begin
             v_looks := false;
             continue; -- what is left?
         end if;
-        return query select c.* from _claim(
-            worker_id, v_left, task_identifiers, queue_names, forbidden_flags, v_floor) c;
-        get diagnostics v_n = row_count;
-        v_left := v_left - v_n;
+        if (v_look.first).id is not null then
+            return query select c.* from _claim(
+                worker_id, v_run, v_left, task_identifiers, queue_names, forbidden_flags, v_look.first) c;
+            get diagnostics v_n = row_count;
+            v_left := v_left - v_n;
+        end if;
         exit when v_left = 0 or max_jobs - v_left >= 4 or not _start_listening();
         v_looks := true; -- once more: adds did not notify until now
     end loop;
+    if v_n > 0 and v_floor.until is not null
+       or _entries_read('live_jobs_ready') - v_read > 1000 + 2 * (max_jobs - v_left) then
+        perform _keep_claim_floor(
+            _owner_of_claims(task_identifiers, queue_names, forbidden_flags), worker_id, v_run,
+            v_floor.until, v_began);
+    end if;
     if v_ready > max_jobs - v_left or v_ready > 0 and v_left = 0 then
-        perform _notify_workers();
+        v_notified := _notify_workers();
     end if;
     kind := 'turn';
     id := null;
@@ -104,7 +120,8 @@ begin
                        when max_jobs - v_left >= 4 then 0.005
                        else _again_in(
                            v_look.asked, least(v_look.timer, v_look.due_at),
-                           _left_behind(task_identifiers, queue_names, forbidden_flags, v_floor)) end;
+                           case when (v_look.first).id is not null then _left_behind(
+                               task_identifiers, queue_names, forbidden_flags, v_look.first) end) end;
     return next;
 end;
 $$;
@@ -156,6 +173,7 @@ create or replace function _settle(
 as $$
 declare
     v_lines bigint[]; -- the job of each line
+    v_mixed boolean := false;
     v_ended record;
     v_durable text;
 begin
@@ -166,12 +184,13 @@ begin
         if reports <> '[]' then
             select l.others, l.jobs into reports, v_lines from _log_of_turn(reports) l;
         end if;
+        v_mixed := reports <> '[]' or array_position(done_runs, null) is not null
+                   or cardinality(done_ids) > (select count(distinct d.id) from unnest(done_ids) d(id));
     end if;
     if done_ids <> '{}' or reports <> '[]' then
         v_durable := _commit_durably();
     end if;
-    if reports <> '[]' or array_position(done_runs, null) is not null or cardinality(done_ids) > 1
-            and cardinality(done_ids) > (select count(distinct d.id) from unnest(done_ids) d(id)) then
+    if v_mixed then
         refused := _settle_mixture(done_ids, done_runs, done_results, reports);
     elsif done_ids <> '{}' then -- the common turn: completed jobs only
         v_ended := _end_jobs(done_ids, done_runs, 'completed', done_results);
