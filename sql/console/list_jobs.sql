@@ -1,38 +1,32 @@
 -- console/list_jobs: list_jobs(), one page of jobs by state, task, queue, key, text or time of
 -- creation; count_listed_jobs(), how many there are.
 --
--- A call first asks an index, if one finds the live jobs. Otherwise it reads one range of ids after
--- the other, each completely, until the page is full or it has read about 20,000 rows.
+-- A call first asks an index, if one finds the live jobs. Otherwise it reads some jobs after the others
+-- by id, until the page is full or it has read about 20,000 rows.
 
 -- About the lowest id of the jobs that were created from this time on, by a binary search. It is
 -- not exact: ids grow with time, but a job becomes visible only when its transaction commits.
 create or replace function _id_at(at timestamptz) returns bigint
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable strict set search_path from current
 as $$
 declare
     v_low bigint := 0;
     v_high bigint := (select s.last_value + 1 from job_ids s);
     v_middle bigint;
-    v_span bigint;
     v_id bigint;
     v_created timestamptz;
 begin
     while v_high - v_low > 500 loop
         v_middle := (v_low + v_high) / 2;
-        v_span := 500;
-        loop
-            select j.id, j.created_at into v_id, v_created
-            from (select l.id, l.created_at from live_jobs l
-                  where l.id >= v_middle and l.id < least(v_middle + v_span, v_high)
-                  union all
-                  select f.id, f.created_at from finished_jobs f
-                  where f.id >= v_middle and f.id < least(v_middle + v_span, v_high)) j
-            limit 1;
-            exit when found or v_middle + v_span >= v_high;
-            v_span := v_span * 16;
-        end loop;
+        select j.id, j.created_at into v_id, v_created
+        from ((select l.id, l.created_at from live_jobs l where l.id >= v_middle and l.id < v_high
+               order by l.id limit 1)
+              union all
+              (select f.id, f.created_at from finished_jobs f where f.id >= v_middle and f.id < v_high
+               order by f.id limit 1)) j
+        order by j.id limit 1;
         if v_id is null or v_created >= at then
-            v_high := coalesce(v_id, v_middle);
+            v_high := v_middle;
         else
             v_low := v_id;
         end if;
@@ -41,36 +35,12 @@ begin
 end;
 $$;
 
--- The ids among which to look, from `first` on and before `until`. A long transaction can give a
--- job a higher id than its created_at suggests: look ten minutes further.
-create or replace function _ids_to_read(
-    created_from timestamptz, created_before timestamptz, after_id bigint, newest_first boolean,
-    out first bigint, out until bigint)
-    language plpgsql stable set search_path from current
-as $$
-begin
-    first := 0;
-    until := (select s.last_value + 1 from job_ids s);
-    if created_from is not null then
-        first := _id_at(created_from);
-    end if;
-    if created_before is not null then
-        until := least(until, _id_at(least(created_before, '294276-01-01') + interval '10 minutes') + 1000);
-    end if;
-    if after_id is not null and newest_first then
-        until := least(until, after_id);
-    elsif after_id is not null then
-        first := greatest(first, least(after_id, 9223372036854775806) + 1);
-    end if;
-end;
-$$;
-
 -- The ids of live jobs that an index finds: those with the job_key, which come on the first page,
 -- or those in the states. Null if there is no such index, or if max_jobs or more would be read.
 create or replace function _ids_by_index(
     states text[], job_key text, live boolean, past boolean, after_id bigint, max_jobs bigint)
     returns bigint[]
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable set search_path from current
 as $$
 declare
     v_ids bigint[];
@@ -106,45 +76,6 @@ begin
 end;
 $$;
 
--- The next range of ids to read, and how many rows it has (at most about 10,000). Its width follows
--- how many rows the one before it had.
-create or replace function _next_range(
-    first bigint, until bigint, newest_first boolean, live boolean, past boolean, inout width bigint,
-    out low bigint, out high bigint, out jobs bigint)
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    loop
-        low := case when newest_first then greatest(first, until - width) else first end;
-        high := case when newest_first then until else least(until, first + width) end;
-        select count(*) into jobs
-        from ((select from live_jobs l where live and l.id >= low and l.id < high limit 5001)
-              union all
-              (select from finished_jobs f where past and f.id >= low and f.id < high limit 5001)) w;
-        exit when jobs <= 5000 or width <= 1000;
-        width := greatest(width / 16, 1000); -- wide because the last range was nearly empty
-    end loop;
-    if jobs < 250 and width < 1000000000000 then
-        width := width * 16;
-    end if;
-end;
-$$;
-
--- The jobs that one search finds at once: the one with this id, and the live one with this key.
-create or replace function _ids_by_search(search text) returns bigint[]
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_id bigint := case when search ~ '^[0-9]{1,18}$' then search::bigint end;
-begin
-    return array(select j.id from (select l.id from live_jobs l where l.id = v_id
-                                   union all
-                                   select f.id from finished_jobs f where f.id = v_id
-                                   union all
-                                   select l.id from live_jobs l where l.job_key = search) j);
-end;
-$$;
-
 -- The jobs that match, with ids from `low` on and before `high`: live ones, past ones, and those in
 -- `ids`, but for those in `seen`. The other arguments are those of list_jobs.
 create or replace function _matching_jobs(
@@ -155,7 +86,7 @@ create or replace function _matching_jobs(
                    priority smallint, run_at timestamptz, attempts smallint, max_attempts smallint,
                    created_at timestamptz, locked_at timestamptz, locked_by text, finished_at timestamptz,
                    reason text, last_error text, ran double precision)
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable set search_path from current
 as $$
 declare
     v_now constant timestamptz := clock();
@@ -196,24 +127,22 @@ declare
                                          'completed', 'cancelled', 'discarded')) is not true
                        limit 1);
 begin
-    if coalesce(max_jobs, 0) not between 1 and 1000 then
-        raise exception 'list_jobs: max_jobs must be from 1 to 1000, got %', coalesce(max_jobs::text, 'NULL')
-            using errcode = 'PW001';
-    elsif array_ndims(states) > 1 then
-        raise exception 'list_jobs: states must be a plain list, got %', left(states::text, 140)
-            using errcode = 'PW001';
-    elsif v_unknown is not null or array_position(states, null) is not null then
-        raise exception 'list_jobs: states must be names of states, got %',
-            coalesce(quote_literal(v_unknown), 'NULL') using errcode = 'PW001';
-    elsif coalesce(sort_by, '') not in ('id', 'run_time', 'attempts') then
-        raise exception 'list_jobs: sort_by must be id, run_time or attempts, got %',
-            coalesce(quote_literal(sort_by), 'NULL') using errcode = 'PW001';
-    end if;
+    perform _refuse('list_jobs: ' || case
+        when coalesce(max_jobs, 0) not between 1 and 1000 then
+            format('max_jobs must be from 1 to 1000, got %s', coalesce(max_jobs::text, 'NULL'))
+        when array_ndims(states) > 1 then
+            format('states must be a plain list, got %s', left(states::text, 140))
+        when v_unknown is not null or array_position(states, null) is not null then
+            format('states must be names of states, got %s', coalesce(quote_literal(v_unknown), 'NULL'))
+        when coalesce(sort_by, '') not in ('id', 'run_time', 'attempts') then
+            format('sort_by must be id, run_time or attempts, got %s',
+                   coalesce(quote_literal(sort_by), 'NULL')) end);
 end;
 $$;
 
--- The jobs of list_jobs by id, after reading about max_read rows at most: then the last row has only
--- an id.
+-- The jobs of list_jobs by id: first those that a search finds at once (the job with this id, and the live
+-- one with this key), then those that an index finds, then one part of the ids after the other. After reading
+-- about max_read rows the last row has only an id.
 create or replace function _read_jobs(
     states text[], tasks text[], queues text[], job_key text, search text, created_from timestamptz,
     created_before timestamptz, after_id bigint, newest_first boolean, max_jobs bigint, max_read bigint)
@@ -221,54 +150,74 @@ create or replace function _read_jobs(
                    priority smallint, run_at timestamptz, attempts smallint, max_attempts smallint,
                    created_at timestamptz, locked_at timestamptz, locked_by text, finished_at timestamptz,
                    reason text, last_error text, ran double precision)
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable set search_path from current
 as $$
 declare
     v_live boolean := coalesce(states && '{scheduled,pending,available,running,retryable,discarded}', true);
     v_past boolean := coalesce(states && '{completed,cancelled}', true);
-    v_rest record := _ids_to_read(created_from, created_before, after_id, newest_first);
-    v_ids bigint[] := _ids_by_index(states, job_key, v_live, v_past, after_id, max_read);
-    v_seen bigint[] := coalesce(_ids_by_search(search), '{}');
-    v_range record;
-    v_width bigint := 1000;
+    v_known constant bigint[] := _ids_by_index(states, job_key, v_live, v_past, after_id, max_read);
+    v_id constant bigint := case when search ~ '^[0-9]{1,18}$' then search::bigint end;
+    v_sought constant bigint[] := array(
+        select l.id from live_jobs l where l.id = v_id
+        union all select f.id from finished_jobs f where f.id = v_id
+        union all select l.id from live_jobs l where l.job_key = search);
+    -- A long transaction can give a job a higher id than its created_at suggests: look ten minutes further.
+    v_low bigint := greatest(0, _id_at(created_from), case when not newest_first and after_id is not null
+        then least(after_id, 9223372036854775806) + 1 end);
+    v_high bigint := least(
+        (select s.last_value + 1 from job_ids s), case when newest_first then after_id end,
+        case when created_before is not null then
+            _id_at(least(created_before, '294276-01-01') + interval '10 minutes') + 1000 end);
+    v_part record;
+    v_rows integer := 500; -- in the next part
     v_read bigint := 0;
     v_left bigint := max_jobs;
     v_found bigint;
 begin
-    if after_id is null and v_seen <> '{}' then
+    return query
+    with sought as materialized (
+        select j.* from _matching_jobs(
+            v_low, v_high, false, false, v_sought, '{}', states, tasks, queues, job_key, null, created_from,
+            created_before, newest_first, v_left) j where after_id is null),
+    known as materialized (
+        select j.* from _matching_jobs(
+            v_low, v_high, false, false, v_known, v_sought, states, tasks, queues, job_key, search,
+            created_from, created_before, newest_first, v_left) j)
+    (select s.* from sought s union all select k.* from known k) limit v_left;
+    get diagnostics v_found = row_count;
+    v_left := v_left - v_found;
+    v_live := v_live and v_known is null;
+    while v_left > 0 and (v_live or v_past) loop
+        select count(*) as jobs, min(n.id) as low, max(n.id) + 1 as high into v_part
+        from (select u.id from (
+                  (select l.id from live_jobs l where v_live and newest_first
+                   and l.id >= v_low and l.id < v_high order by l.id desc limit v_rows)
+                  union all
+                  (select f.id from finished_jobs f where v_past and newest_first
+                   and f.id >= v_low and f.id < v_high order by f.id desc limit v_rows)
+                  union all
+                  (select l.id from live_jobs l where v_live and not newest_first
+                   and l.id >= v_low and l.id < v_high order by l.id limit v_rows)
+                  union all
+                  (select f.id from finished_jobs f where v_past and not newest_first
+                   and f.id >= v_low and f.id < v_high order by f.id limit v_rows)) u
+              order by case when newest_first then -u.id else u.id end limit v_rows) n;
         return query
         select j.* from _matching_jobs(
-            v_rest.first, v_rest.until, false, false, v_seen, '{}', states, tasks, queues, job_key, null,
+            v_part.low, v_part.high, v_live, v_past, null, v_sought, states, tasks, queues, job_key, search,
             created_from, created_before, newest_first, v_left) j;
         get diagnostics v_found = row_count;
         v_left := v_left - v_found;
-    end if;
-    if v_ids is not null then
-        return query
-        select j.* from _matching_jobs(
-            v_rest.first, v_rest.until, false, false, v_ids, v_seen, states, tasks, queues, job_key, search,
-            created_from, created_before, newest_first, v_left) j;
-        get diagnostics v_found = row_count;
-        v_left := v_left - v_found;
-        v_live := false;
-    end if;
-    while v_left > 0 and v_rest.first < v_rest.until and (v_live or v_past) loop
-        v_range := _next_range(v_rest.first, v_rest.until, newest_first, v_live, v_past, v_width);
-        return query
-        select j.* from _matching_jobs(
-            v_range.low, v_range.high, v_live, v_past, null, v_seen, states, tasks, queues, job_key, search,
-            created_from, created_before, newest_first, v_left) j;
-        get diagnostics v_found = row_count;
-        v_left := v_left - v_found;
-        v_read := v_read + v_range.jobs;
-        v_width := v_range.width;
-        v_rest.until := case when newest_first then v_range.low else v_rest.until end;
-        v_rest.first := case when newest_first then v_rest.first else v_range.high end;
-        if v_read >= max_read and v_left > 0 and v_rest.first < v_rest.until then
-            id := case when newest_first then v_rest.until else v_rest.first - 1 end;
+        exit when v_left <= 0 or v_part.jobs < v_rows;
+        v_read := v_read + v_part.jobs;
+        v_low := case when newest_first then v_low else v_part.high end;
+        v_high := case when newest_first then v_part.low else v_high end;
+        if v_read >= max_read then
+            id := case when newest_first then v_high else v_low - 1 end;
             return next;
             return;
         end if;
+        v_rows := least(v_rows * 2, 5000);
     end loop;
 end;
 $$;
