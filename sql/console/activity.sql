@@ -1,43 +1,37 @@
 -- console/activity: throughput() and activity(), what has happened lately, from the last pages of
 -- history and of errors.
 
--- The pages at the end of an append-only table that may hold rows from `since` on: `first` to
--- `pages` - 1.
-create or replace function _recent_pages(source regclass, time_column text, since timestamptz,
-                                         out first bigint, out pages bigint)
-    language plpgsql stable set search_path from current
-as $$
-declare
-    v_back bigint := 1;
-    v_at timestamptz;
-begin
-    pages := pg_relation_size(source) / current_setting('block_size')::bigint;
-    loop
-        first := greatest(pages - v_back, 0);
-        exit when first = 0;
-        execute format('select max(s.%I) from %s s where s.ctid >= $1 and s.ctid < $2', time_column, source)
-        into v_at using format('(%s,0)', first)::tid, format('(%s,0)', first + 1)::tid;
-        exit when v_at < since;
-        v_back := v_back * 2;
-    end loop;
-end;
-$$;
-
--- Which pages of history and of errors to read for what has happened since then: every n-th one
--- from `first` to `pages` - 1, at most 1,000 of a table.
+-- Which pages of history and of errors may hold what has happened since then: every n-th one from `first` to
+-- `pages` - 1, at most 1,000 of a table. They are at its end, as its rows are never updated.
 create or replace function _pages_since(since timestamptz)
     returns table (source regclass, first bigint, pages bigint, every bigint)
     language plpgsql stable set search_path from current
 as $$
+declare
+    v_column name;
+    v_back bigint;
+    v_at timestamptz;
 begin
-    return query
-    select t.source, r.first, r.pages, greatest((r.pages - r.first + 999) / 1000, 1)
-    from (select i.inhrelid::regclass as source, 'finished_at' as time_column
-          from pg_inherits i where i.inhparent = 'finished_jobs'::regclass
-          union all
-          select 'errors', 'at') t
-    cross join lateral _recent_pages(t.source, t.time_column, since) r
-    where r.pages > 0;
+    for source, v_column in
+        select i.inhrelid::regclass, 'finished_at' from pg_inherits i
+        where i.inhparent = 'finished_jobs'::regclass
+        union all
+        select 'errors', 'at'
+    loop
+        pages := pg_relation_size(source) / current_setting('block_size')::bigint;
+        continue when pages = 0;
+        v_back := 1;
+        loop
+            first := greatest(pages - v_back, 0);
+            exit when first = 0;
+            execute format('select max(s.%I) from %s s where s.ctid >= $1 and s.ctid < $2', v_column, source)
+            into v_at using format('(%s,0)', first)::tid, format('(%s,0)', first + 1)::tid;
+            exit when v_at < since;
+            v_back := v_back * 2;
+        end loop;
+        every := greatest((pages - first + 999) / 1000, 1);
+        return next;
+    end loop;
 end;
 $$;
 
@@ -86,13 +80,12 @@ declare
     v_since timestamptz := v_until - v_step * (least(greatest(minutes, 1), 10080) / greatest(step, 1) - 1);
     v_exact boolean;
 begin
-    if coalesce(minutes, 0) not between 1 and 10080 then
-        raise exception 'throughput: minutes must be from 1 to 10080, got %',
-            coalesce(minutes::text, 'NULL') using errcode = 'PW001';
-    elsif coalesce(step, 0) not between 1 and minutes or minutes / step > 1440 then
-        raise exception 'throughput: step must be from 1 to minutes, with at most 1440 steps, got %',
-            coalesce(step::text, 'NULL') using errcode = 'PW001';
-    end if;
+    perform _refuse('throughput: ' || case
+        when coalesce(minutes, 0) not between 1 and 10080 then
+            format('minutes must be from 1 to 10080, got %s', coalesce(minutes::text, 'NULL'))
+        when coalesce(step, 0) not between 1 and minutes or minutes / step > 1440 then
+            format('step must be from 1 to minutes, with at most 1440 steps, got %s',
+                   coalesce(step::text, 'NULL')) end);
     v_exact := (select coalesce(bool_and(p.every = 1), true) from _pages_since(v_since) p);
     return query
     select m.minute, coalesce(sum(o.weight) filter (where o.outcome = 'completed'), 0)::bigint,
@@ -129,15 +122,12 @@ declare
     v_since timestamptz := clock() - make_interval(mins => least(greatest(minutes, 1), 10080));
     v_exact boolean;
 begin
-    if coalesce(kind, '') not in ('task', 'queue') then
-        raise exception 'activity: kind must be task or queue, got %', coalesce(quote_literal(kind), 'NULL')
-            using errcode = 'PW001';
-    elsif coalesce(minutes, 0) not between 1 and 10080 then
-        raise exception 'activity: minutes must be from 1 to 10080, got %', coalesce(minutes::text, 'NULL')
-            using errcode = 'PW001';
-    elsif max_names < 0 then
-        raise exception 'activity: max_names must not be negative, got %', max_names using errcode = 'PW001';
-    end if;
+    perform _refuse('activity: ' || case
+        when coalesce(kind, '') not in ('task', 'queue') then
+            format('kind must be task or queue, got %s', coalesce(quote_literal(kind), 'NULL'))
+        when coalesce(minutes, 0) not between 1 and 10080 then
+            format('minutes must be from 1 to 10080, got %s', coalesce(minutes::text, 'NULL'))
+        when max_names < 0 then format('max_names must not be negative, got %s', max_names) end);
     v_exact := (select coalesce(bool_and(p.every = 1), true) from _pages_since(v_since) p);
     return query
     select n.name, coalesce(sum(n.weight) filter (where n.outcome = 'completed'), 0)::bigint,

@@ -98,23 +98,6 @@ comment on function list_workers() is
     'first 20,000 available and running jobs in the order of claims, in which running jobs come '
     'first.';
 
--- The next name of a queue. Each query skips to it in an index, without reading all jobs of the
--- queue before.
-create or replace function _queue_after(name text) returns text
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-    set enable_sort = off set enable_incremental_sort = off set plan_cache_mode = force_generic_plan
-as $$
-begin
-    return least(
-        (select q.queue_name from queues q where q.queue_name > name order by q.queue_name limit 1),
-        (select j.queue_name from live_jobs j
-         where j.queue_name > name and j.ready_at is not null and j.queue_name is not null
-         order by j.queue_name limit 1),
-        (select j.queue_name from live_jobs j where j.queue_name > name and j.parked = 'queue'
-         order by j.queue_name limit 1));
-end;
-$$;
-
 create or replace function list_queues(after_name text default null, max_queues integer default 50)
     returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint,
                    exact boolean, oldest timestamptz, oldest_id bigint, rate_limit integer,
@@ -128,7 +111,14 @@ as $$
 begin
     queue_name := coalesce(after_name, '');
     for i in 1..least(max_queues, 1000) loop
-        queue_name := _queue_after(list_queues.queue_name);
+        -- The next name: each query skips to it in an index, without reading all jobs of the queue before.
+        queue_name := least(
+            (select q.queue_name from queues q where q.queue_name > list_queues.queue_name
+             order by q.queue_name limit 1),
+            (select j.queue_name from live_jobs j where j.queue_name > list_queues.queue_name
+             and j.ready_at is not null and j.queue_name is not null order by j.queue_name limit 1),
+            (select j.queue_name from live_jobs j where j.queue_name > list_queues.queue_name
+             and j.parked = 'queue' order by j.queue_name limit 1));
         exit when list_queues.queue_name is null;
         select q.concurrency, q.paused, q.rate_limit, q.rate_period, q.rate_used, q.rate_left,
                q.rate_free_at, q.fair
@@ -157,24 +147,6 @@ comment on function list_queues(text, integer) is
     'its id. rate_used, rate_left, rate_free_at: see queue_stats. For the next page, set after_name to '
     'the last name of this one. The view queue_stats counts all jobs.';
 
-create or replace function _sequence_after(name text, halted boolean) returns text
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    return case when halted
-        then (select h.sequence_key from sequence_halts h where h.sequence_key > name order by h.sequence_key
-              limit 1)
-        else least(
-            (select h.sequence_key from sequence_halts h where h.sequence_key > name order by h.sequence_key
-             limit 1),
-            (select j.sequence_key from live_jobs j where j.sequence_key > name and j.sequence_head
-             order by j.sequence_key limit 1),
-            (select j.sequence_key from live_jobs j
-             where j.sequence_key > name and j.parked <> 'queue' and j.parked in ('sequence', 'next')
-             order by j.sequence_key limit 1)) end;
-end;
-$$;
-
 create or replace function list_sequences(halted boolean default false, after_key text default null,
                                           max_sequences integer default 50)
     returns table (sequence_key text, running bigint, waiting bigint, halted_by bigint, reason text,
@@ -190,7 +162,13 @@ declare
     v_first bigint;
 begin
     while v_left > 0 loop
-        v_name := _sequence_after(v_name, halted);
+        v_name := least(
+            (select h.sequence_key from sequence_halts h where h.sequence_key > v_name
+             order by h.sequence_key limit 1),
+            (select j.sequence_key from live_jobs j where not halted and j.sequence_key > v_name
+             and j.sequence_head order by j.sequence_key limit 1),
+            (select j.sequence_key from live_jobs j where not halted and j.sequence_key > v_name
+             and j.parked <> 'queue' and j.parked in ('sequence', 'next') order by j.sequence_key limit 1));
         exit when v_name is null;
         sequence_key := v_name;
         select j.* into v_head from live_jobs j where j.sequence_key = v_name and j.sequence_head;
@@ -217,37 +195,45 @@ comment on function list_sequences(boolean, text, integer) is
     'waiting is counted up to 1,000; beyond that exact is false. halted: only halted sequences. '
     'For the next page, set after_key to the last key of this one.';
 
+-- The available job that has waited longest: the first one of a priority, of at most 100. The recursion skips
+-- through the index of claims from priority to priority.
+create or replace function _oldest_available()
+    returns table (job_id bigint, task_identifier text, ready_at timestamptz)
+    language plpgsql stable set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
+as $$
+begin
+    return query
+    with recursive p as (
+        (select j.priority, 1 as n from live_jobs j where j.ready_at is not null order by j.priority limit 1)
+        union all
+        select (select j.priority from live_jobs j where j.ready_at is not null and j.priority > p.priority
+                order by j.priority limit 1), p.n + 1
+        from p where p.priority is not null and p.n < 100)
+    select o.id, o.task_identifier, o.ready_at
+    from p cross join lateral (
+        select j.id, j.task_identifier, j.ready_at from live_jobs j
+        where j.ready_at is not null and j.priority = p.priority and j.state = 'available'
+        order by j.priority, j.ready_at, j.id limit 1) o
+    order by o.ready_at, o.id limit 1;
+end;
+$$;
+
 create or replace function overview() returns jsonb
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
-    v_oldest live_jobs;
-    v_job live_jobs;
-    v_priority smallint := -32768;
 begin
-    -- The oldest available job: the first one of each priority, which the index of claims finds
-    -- quickly. At most 100 priorities.
-    for i in 1..100 loop
-        select l.priority into v_priority from live_jobs l
-        where l.ready_at is not null and l.priority >= v_priority order by l.priority limit 1;
-        exit when not found;
-        select l.* into v_job from live_jobs l
-        where l.priority = v_priority and l.ready_at is not null and l.state = 'available'
-        order by l.ready_at, l.id limit 1;
-        if found and (v_oldest.id is null or v_job.ready_at < v_oldest.ready_at) then
-            v_oldest := v_job;
-        end if;
-        exit when v_priority = 32767;
-        v_priority := v_priority + 1;
-    end loop;
     return jsonb_build_object(
         'at', v_now,
         'states', (select jsonb_object_agg(c.state, jsonb_build_object('jobs', c.jobs, 'exact', c.exact))
                    from count_jobs() c),
-        'oldest', case when v_oldest.id is not null then jsonb_build_object(
-            'id', v_oldest.id, 'task_identifier', v_oldest.task_identifier, 'since', v_oldest.ready_at,
-            'seconds', extract(epoch from v_now - v_oldest.ready_at)::bigint) end,
+        'oldest', (select jsonb_build_object('id', o.job_id, 'task_identifier', o.task_identifier,
+                                             'since', o.ready_at,
+                                             'seconds', extract(epoch from v_now - o.ready_at)::bigint)
+                   from _oldest_available() o),
         'waiting', (select coalesce(jsonb_agg(to_jsonb(q) order by q.seconds desc, q.queue_name), '[]')
                     from (select o.queue_name, o.job_id,
                                  extract(epoch from v_now - o.since)::bigint as seconds
