@@ -66,40 +66,6 @@ begin
 end;
 $$;
 
--- One row per option that a live worker's code declares differently from the task's definition.
-create or replace function _definitions_that_differ() returns table (
-    identifier text, option text, declared jsonb, stored jsonb, workers text)
-    language plpgsql stable set search_path from current
-as $$
-declare
-    v_now constant timestamptz := clock();
-begin
-    return query
-    select d.identifier, o.name, o.declared, o.stored, string_agg(d.worker, ', ' order by d.worker)
-    from (
-        select coalesce(w.info ->> 'name', w.id::text) as worker, e.key as identifier, e.value as options
-        from workers w
-        cross join lateral jsonb_each(
-            case when jsonb_typeof(w.info -> 'definitions') = 'object'
-                 then w.info -> 'definitions' else '{}' end) e
-        where _is_live(w, v_now) and jsonb_typeof(e.value) = 'object') d
-    left join tasks t on t.identifier = d.identifier
-    cross join lateral (values
-        ('max_attempts', d.options -> 'max_attempts', to_jsonb(t.max_attempts)),
-        ('priority', d.options -> 'priority', to_jsonb(t.priority)),
-        ('queue_name', nullif(d.options -> 'queue_name', '"default"'), to_jsonb(t.queue_name)),
-        ('unique_policy', d.options -> 'unique_policy', t.unique_policy),
-        ('sequence_policy', d.options -> 'sequence_policy', t.sequence_policy),
-        ('delivery', d.options -> 'delivery', to_jsonb(t.delivery)),
-        ('timeout', d.options -> 'timeout', to_jsonb(extract(epoch from t.timeout))),
-        ('backoff', d.options -> 'backoff', t.backoff),
-        ('retention', d.options -> 'retention', to_jsonb(extract(epoch from t.retention)))
-    ) o(name, declared, stored)
-    where nullif(o.declared, 'null') is distinct from o.stored
-    group by 1, 2, 3, 4 order by 1, 2, 3;
-end;
-$$;
-
 -- Jobs that wait while no worker is alive (info; warning after a minute), or for a task or queue that no live
 -- worker takes; a worker that does not report what it takes counts as taking all. And tasks that two programs
 -- declare in two ways: the last one to start wrote the definition.
@@ -125,12 +91,7 @@ begin
     with live as materialized (select w as worker from workers w where _is_live(w, v_now)),
     waiting as materialized (
         select j.task_identifier, coalesce(j.queue_name, 'default') as queue_name, count(*) as jobs
-        from ((select l.task_identifier, l.queue_name from live_jobs l
-               where l.ready_at is not null and l.state = 'available' limit 100000)
-              union all -- those that stand aside for others of their queue, too
-              (select l.task_identifier, l.queue_name from live_jobs l
-               where l.parked = 'queue' limit 10000)) j
-        group by 1, 2),
+        from _some_jobs(50000, '{ready,queued}') j where j.state = 'available' group by 1, 2),
     untaken as (
         select 1 as kind, w.task_identifier as name, sum(w.jobs) as jobs from waiting w
         where not exists (select from live l where _takes(l.worker, w.task_identifier, null, null))
@@ -148,6 +109,30 @@ begin
          'start a worker without --queue, or with --queue for it')) k(kind, words, fix) on k.kind = u.kind
     group by k.kind, k.words, k.fix order by k.kind;
     return query
+    with differing as (
+        select d.identifier, o.name as option, o.declared, o.stored,
+               string_agg(d.worker, ', ' order by d.worker) as workers
+        from (
+            select coalesce(w.info ->> 'name', w.id::text) as worker, e.key as identifier, e.value as options
+            from workers w
+            cross join lateral jsonb_each(
+                case when jsonb_typeof(w.info -> 'definitions') = 'object'
+                     then w.info -> 'definitions' else '{}' end) e
+            where _is_live(w, v_now) and jsonb_typeof(e.value) = 'object') d
+        left join tasks t on t.identifier = d.identifier
+        cross join lateral (values
+            ('max_attempts', d.options -> 'max_attempts', to_jsonb(t.max_attempts)),
+            ('priority', d.options -> 'priority', to_jsonb(t.priority)),
+            ('queue_name', nullif(d.options -> 'queue_name', '"default"'), to_jsonb(t.queue_name)),
+            ('unique_policy', d.options -> 'unique_policy', t.unique_policy),
+            ('sequence_policy', d.options -> 'sequence_policy', t.sequence_policy),
+            ('delivery', d.options -> 'delivery', to_jsonb(t.delivery)),
+            ('timeout', d.options -> 'timeout', to_jsonb(extract(epoch from t.timeout))),
+            ('backoff', d.options -> 'backoff', t.backoff),
+            ('retention', d.options -> 'retention', to_jsonb(extract(epoch from t.retention)))
+        ) o(name, declared, stored)
+        where nullif(o.declared, 'null') is distinct from o.stored
+        group by 1, 2, 3, 4)
     select 'tasks', 'warning',
            'the code of live workers declares tasks otherwise than the database defines them: '
                || _few(array_agg(format('%s (%s: %s in worker %s, %s in the database)', d.identifier,
@@ -155,7 +140,7 @@ begin
                                         coalesce(d.stored::text, 'none'))
                                  order by d.identifier, d.option)),
            'deploy the same code everywhere; then start the workers again, or run: pyworker tasks sync MODULE'
-    from _definitions_that_differ() d having count(*) > 0;
+    from differing d having count(*) > 0;
 end;
 $$;
 

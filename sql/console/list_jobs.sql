@@ -35,47 +35,6 @@ begin
 end;
 $$;
 
--- The ids of live jobs that an index finds: those with the job_key, which come on the first page,
--- or those in the states. Null if there is no such index, or if max_jobs or more would be read.
-create or replace function _ids_by_index(
-    states text[], job_key text, live boolean, past boolean, after_id bigint, max_jobs bigint)
-    returns bigint[]
-    language plpgsql stable set search_path from current
-as $$
-declare
-    v_ids bigint[];
-begin
-    if job_key is not null and live then
-        return array(select l.id from live_jobs l
-                     where l.job_key = _ids_by_index.job_key and after_id is null);
-    elsif past then
-        return null;
-    end if;
-    v_ids := array(
-        select k.id from (
-            (select r.id from (select l.id, l.state from live_jobs l
-                               where l.ready_at is not null and states && '{available,running}'
-                               -- running jobs come first
-                               order by l.priority, l.ready_at, l.id limit max_jobs) r
-             where r.state = any (states))
-            union all
-            (select l.id from live_jobs l
-             where l.due_at is not null and l.parked is null
-               and states && '{scheduled,retryable}' limit max_jobs)
-            union all
-            (select l.id from live_jobs l where l.expires_at is not null and 'discarded' = any (states)
-             limit max_jobs)
-            union all
-            (select l.id from live_jobs l where l.parked = 'queue' and 'available' = any (states)
-             limit max_jobs)
-            union all
-            (select l.id from live_jobs l where l.parked <> 'queue' and 'pending' = any (states)
-             limit max_jobs)) k
-        limit max_jobs);
-    return case when cardinality(v_ids) < max_jobs then v_ids end;
-end;
-$$;
-
 -- The jobs that match, with ids from `low` on and before `high`: live ones, past ones, and those in
 -- `ids`, but for those in `seen`. The other arguments are those of list_jobs.
 create or replace function _matching_jobs(
@@ -155,7 +114,7 @@ as $$
 declare
     v_live boolean := coalesce(states && '{scheduled,pending,available,running,retryable,discarded}', true);
     v_past boolean := coalesce(states && '{completed,cancelled}', true);
-    v_known constant bigint[] := _ids_by_index(states, job_key, v_live, v_past, after_id, max_read);
+    v_known bigint[]; -- live ones that an index finds; null if it does not find them all
     v_id constant bigint := case when search ~ '^[0-9]{1,18}$' then search::bigint end;
     v_sought constant bigint[] := array(
         select l.id from live_jobs l where l.id = v_id
@@ -170,10 +129,22 @@ declare
             _id_at(least(created_before, '294276-01-01') + interval '10 minutes') + 1000 end);
     v_part record;
     v_rows integer := 500; -- in the next part
-    v_read bigint := 0;
     v_left bigint := max_jobs;
     v_found bigint;
 begin
+    if job_key is not null and v_live then -- they come on the first page
+        v_known := array(select l.id from live_jobs l
+                         where l.job_key = _read_jobs.job_key and after_id is null);
+    elsif not v_past then
+        v_known := array(
+            select j.id from _some_jobs(max_read, array(
+                select k.kind from (values
+                    ('ready', '{available,running}'::text[]), ('queued', '{available}'),
+                    ('timed', '{scheduled,retryable}'), ('parked', '{pending}'), ('discarded', '{discarded}'))
+                    k(kind, states) where k.states && _read_jobs.states)) j
+            where j.state = any (states) limit max_read);
+        v_known := case when cardinality(v_known) < max_read then v_known end;
+    end if;
     return query
     with sought as materialized (
         select j.* from _matching_jobs(
@@ -209,10 +180,10 @@ begin
         get diagnostics v_found = row_count;
         v_left := v_left - v_found;
         exit when v_left <= 0 or v_part.jobs < v_rows;
-        v_read := v_read + v_part.jobs;
+        max_read := max_read - v_part.jobs;
         v_low := case when newest_first then v_low else v_part.high end;
         v_high := case when newest_first then v_part.low else v_high end;
-        if v_read >= max_read then
+        if max_read <= 0 then
             id := case when newest_first then v_high else v_low - 1 end;
             return next;
             return;

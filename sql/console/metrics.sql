@@ -11,22 +11,7 @@ declare
 begin
     return query
     with seen as materialized (
-        (select j.state, j.queue_name, j.claimed_at - j.run_at as lag from live_jobs j
-         where j.ready_at is not null
-         order by j.priority, j.ready_at, j.id limit max_rows)
-        union all
-        (select j.state, j.queue_name, null from live_jobs j
-         where j.due_at is not null and j.parked is null
-         order by j.due_at, j.id limit max_rows)
-        union all
-        (select j.state, j.queue_name, null from live_jobs j where j.parked = 'queue'
-         order by j.queue_name, j.priority, j.run_at, j.id limit max_rows)
-        union all
-        (select j.state, j.queue_name, null from live_jobs j where j.parked <> 'queue'
-         order by j.sequence_key, j.parked, j.id limit max_rows)
-        union all
-        (select j.state, j.queue_name, null from live_jobs j where j.expires_at is not null
-         order by j.expires_at limit max_rows)
+        select j.* from _some_jobs(max_rows) j
     ), counted as materialized (
         select s.state, coalesce(s.queue_name, 'default') as queue, count(*) as n from seen s group by 1, 2
     ), largest as materialized (
@@ -45,7 +30,7 @@ begin
     union all
     select 'pyworker_claim_lag_seconds', 'gauge',
            'How late the running jobs were begun: the longest time from run_at to the claim among them.',
-           null, coalesce(extract(epoch from max(s.lag)), 0)::double precision
+           null, coalesce(extract(epoch from max(s.late)), 0)::double precision
     from seen s where s.state = 'running'
     union all
     (select 'pyworker_queue_oldest_available_seconds', 'gauge',

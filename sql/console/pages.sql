@@ -16,6 +16,38 @@ begin
 end;
 $$;
 
+-- Up to max_rows live jobs of each of these kinds, which indexes know: jobs that are ready or run (running
+-- ones come first), wait for a time, for their queue, for something else, or are discarded.
+create or replace function _some_jobs(
+    max_rows bigint, kinds text[] default '{ready,timed,queued,parked,discarded}')
+    returns table (kind text, id bigint, state text, task_identifier text, queue_name text, late interval)
+    language plpgsql stable set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
+as $$
+begin
+    return query
+    select k.kind, k.id, k.state, k.task_identifier, k.queue_name, k.claimed_at - k.run_at
+    from ((select 'ready' as kind, l.* from live_jobs l
+           where l.ready_at is not null and 'ready' = any (kinds)
+           order by l.priority, l.ready_at, l.id limit max_rows)
+          union all
+          (select 'timed', l.* from live_jobs l
+           where l.due_at is not null and l.parked is null and 'timed' = any (kinds)
+           order by l.due_at, l.id limit max_rows)
+          union all
+          (select 'queued', l.* from live_jobs l where l.parked = 'queue' and 'queued' = any (kinds)
+           order by l.queue_name, l.priority, l.run_at, l.id limit max_rows)
+          union all
+          (select 'parked', l.* from live_jobs l where l.parked <> 'queue' and 'parked' = any (kinds)
+           order by l.sequence_key, l.parked, l.id limit max_rows)
+          union all
+          (select 'discarded', l.* from live_jobs l
+           where l.expires_at is not null and 'discarded' = any (kinds)
+           order by l.expires_at limit max_rows)) k;
+end;
+$$;
+
 create or replace function count_jobs() returns table (state text, jobs bigint, exact boolean)
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
@@ -26,19 +58,9 @@ declare
 begin
     return query
     with looked as materialized (
-        (select 1 as kind, l.state from live_jobs l where l.ready_at is not null
-         order by l.priority, l.ready_at, l.id limit v_most)
+        select j.kind, j.state from _some_jobs(v_most) j
         union all
-        (select 2, l.state from live_jobs l where l.due_at is not null and l.parked is null
-         order by l.due_at, l.id limit v_most)
-        union all
-        (select 3, l.state from live_jobs l where l.expires_at is not null limit v_most)
-        union all
-        (select 4, l.state from live_jobs l where l.parked <> 'queue' limit v_most)
-        union all
-        (select 6, l.state from live_jobs l where l.parked = 'queue' limit v_most)
-        union all
-        (select 5, f.state from finished_jobs f limit v_most)),
+        (select 'past', f.state from finished_jobs f limit v_most)),
     counted as (select k.kind, count(*) < v_most as whole from looked k group by k.kind),
     tallied as (select k.kind, k.state, count(*) as jobs from looked k group by k.kind, k.state)
     select s.state,
@@ -48,10 +70,11 @@ begin
                               _estimated_rows(format('select from %s j where j.state = %L', s.source,
                                                s.state))) end,
            coalesce(c.whole, true)
-    from (values (1, '{2}'::integer[], 'scheduled', 'live_jobs'), (2, '{4}', 'pending', 'live_jobs'),
-                 (3, '{1,6}', 'available', 'live_jobs'), (4, '{1}', 'running', 'live_jobs'),
-                 (5, '{2}', 'retryable', 'live_jobs'), (6, '{5}', 'completed', 'finished_jobs'),
-                 (7, '{5}', 'cancelled', 'finished_jobs'), (8, '{3}', 'discarded', 'live_jobs'))
+    from (values
+        (1, '{timed}'::text[], 'scheduled', 'live_jobs'), (2, '{parked}', 'pending', 'live_jobs'),
+        (3, '{ready,queued}', 'available', 'live_jobs'), (4, '{ready}', 'running', 'live_jobs'),
+        (5, '{timed}', 'retryable', 'live_jobs'), (6, '{past}', 'completed', 'finished_jobs'),
+        (7, '{past}', 'cancelled', 'finished_jobs'), (8, '{discarded}', 'discarded', 'live_jobs'))
         s(place, kinds, state, source)
     cross join lateral (select bool_and(k.whole) as whole from counted k where k.kind = any (s.kinds)) c
     cross join lateral (select sum(k.jobs)::bigint as jobs from tallied k
