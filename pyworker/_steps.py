@@ -22,7 +22,7 @@ from ._payload import storable, to_json
 from .errors import Duplicate, InvalidArgument, WrongState
 
 if TYPE_CHECKING:
-    from ._runner.connections import Connections
+    from ._db.handler import HandlerCalls
 
 C = TypeVar("C", bound="psycopg.Connection[Any] | psycopg.AsyncConnection[Any]")
 
@@ -85,7 +85,7 @@ class Book:
     saved: dict[str, Any] | None = None  # read on first use
 
 
-class _Steps:
+class Steps:
     """What Job and AsyncJob share. The fields are theirs."""
 
     __slots__ = ()
@@ -93,12 +93,13 @@ class _Steps:
     if TYPE_CHECKING:
         id: int
         run: int
-        _connections: Connections
         _transaction: str
         _underway: int
 
         @property
         def _book(self) -> Book: ...
+        @property
+        def _calls(self) -> HandlerCalls: ...
 
         _batched: bool
 
@@ -156,38 +157,46 @@ class _Steps:
     def _json(caller: str, name: str, result: Any) -> str:
         return storable(to_json(result, f"{caller}: the result of step {name!r}"))
 
+    async def _saved(self) -> dict[str, Any]:
+        if self._book.saved is None:
+            self._book.saved = json.loads(await self._calls.steps(self.id))
+        return cast("dict[str, Any]", self._book.saved)
 
-class Steps(_Steps):
-    """The methods of Job."""
+
+class AsyncSteps(Steps):
+    """The methods of AsyncJob; those of Job are made from them."""
 
     __slots__ = ()
 
-    def step(self, name: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def step(self, name: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function once in this job's life, and return its result: `job.step("pay", pay, order)`.
 
         The result is saved before step() returns. If the job runs again (after a failure, a crash, a snooze),
         step() returns the saved result without a call. If the process dies between the call and its save, the
         next run calls again: a step is at least once. For effects in this database use step_transaction.
+        With an AsyncJob the function may be async.
 
         name: 1 to 512 characters, once a run. The result must be JSON; a dataclass or model becomes plain
         JSON values, in each run. Raises InvalidArgument, Duplicate, WrongState, ClaimLost.
         (SQL: save_step, get_steps)
         """
         with self._named("job.step()", name):
-            saved = self._saved()
+            saved = await self._saved()
             if name in saved:
                 return saved[name]
             value = call(*args, **kwargs)
-            if inspect.isawaitable(value):  # and nothing has run yet
-                raise TypeError(
-                    f"job.step(): the function of step {name!r} is async; make the handler async, too"
-                )
+            if inspect.isawaitable(value):
+                if not self._calls.awaits:  # and nothing has run yet
+                    raise TypeError(
+                        f"job.step(): the function of step {name!r} is async; make the handler async, too"
+                    )
+                value = await value
             result = self._json("job.step()", name, value)
-            self._connections.save_step(self.id, self.run, name, result)
+            await self._calls.save_step(self.id, self.run, name, result)
             return json.loads(result)
 
-    @contextmanager
-    def step_transaction(self, name: str) -> Iterator[Step[psycopg.Connection[Any]]]:
+    @asynccontextmanager
+    async def step_transaction(self, name: str) -> AsyncIterator[Step[psycopg.AsyncConnection[Any]]]:
         """A step whose writes to this database happen once: they are committed with the step.
 
             with job.step_transaction("reserve") as step:
@@ -199,20 +208,21 @@ class Steps(_Steps):
         used again after an exception. Raises what step() raises.
         """
         with self._named("job.step_transaction()", name):
-            saved = self._saved()
+            saved = await self._saved()
             if name in saved:
                 yield Step(name, saved[name])
                 return
 
-            def finish(conn: Any) -> None:
+            async def finish(conn: Any) -> None:
                 result = self._json("job.step_transaction()", name, step.result)
-                self._connections.save_step_in(conn, self.id, self.run, name, result)
+                await self._calls.save_step(self.id, self.run, name, result, within=conn)
 
-            with self._connections.lend("job.step_transaction()", finish) as lent, within(self, lent):
-                step = Step[psycopg.Connection[Any]](name, None, lent)
-                yield step
+            async with self._calls.lend("job.step_transaction()", finish) as lent:
+                with within(self, lent):
+                    step = Step[psycopg.AsyncConnection[Any]](name, None, lent)
+                    yield step
 
-    def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
+    async def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
         """The payload of a signal that was sent to this job (send_signal); None if the timeout has passed.
 
         If there is no answer yet, this raises Suspended, which ends the run: the job is pending, without a
@@ -228,64 +238,7 @@ class Steps(_Steps):
         refuse_in_batch(self._batched, "job.wait_for()", "it would end the run of one job within the call")
         with self._named("job.wait_for()", name, wait=True) as nth:
             seconds = wait_of("job.wait_for()", timeout)
-            answer = self._connections.wait_for_signal(self.id, self.run, name, seconds, nth)
+            answer = await self._calls.wait_for_signal(self.id, self.run, name, seconds, nth)
             if answer is None:
                 raise Suspended(name)
             return json.loads(answer)
-
-    def _saved(self) -> dict[str, Any]:
-        if self._book.saved is None:
-            self._book.saved = json.loads(self._connections.steps(self.id))
-        return cast("dict[str, Any]", self._book.saved)
-
-
-class AsyncSteps(_Steps):
-    """The methods of AsyncJob."""
-
-    __slots__ = ()
-
-    async def step(self, name: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Like Job.step; `call` may be an async function: `await job.step("pay", pay, order)`."""
-        with self._named("job.step()", name):
-            saved = await self._saved()
-            if name in saved:
-                return saved[name]
-            value = call(*args, **kwargs)
-            if inspect.isawaitable(value):
-                value = await value
-            result = self._json("job.step()", name, value)
-            await self._connections.save_step_async(self.id, self.run, name, result)
-            return json.loads(result)
-
-    @asynccontextmanager
-    async def step_transaction(self, name: str) -> AsyncIterator[Step[psycopg.AsyncConnection[Any]]]:
-        """Like Job.step_transaction, with an asynchronous connection."""
-        with self._named("job.step_transaction()", name):
-            saved = await self._saved()
-            if name in saved:
-                yield Step(name, saved[name])
-                return
-
-            async def finish(conn: Any) -> None:
-                result = self._json("job.step_transaction()", name, step.result)
-                await self._connections.save_step_in_async(conn, self.id, self.run, name, result)
-
-            async with self._connections.lend_async("job.step_transaction()", finish) as lent:
-                with within(self, lent):
-                    step = Step[psycopg.AsyncConnection[Any]](name, None, lent)
-                    yield step
-
-    async def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
-        """Like Job.wait_for."""
-        refuse_in_batch(self._batched, "job.wait_for()", "it would end the run of one job within the call")
-        with self._named("job.wait_for()", name, wait=True) as nth:
-            seconds = wait_of("job.wait_for()", timeout)
-            answer = await self._connections.wait_for_signal_async(self.id, self.run, name, seconds, nth)
-            if answer is None:
-                raise Suspended(name)
-            return json.loads(answer)
-
-    async def _saved(self) -> dict[str, Any]:
-        if self._book.saved is None:
-            self._book.saved = json.loads(await self._connections.steps_async(self.id))
-        return cast("dict[str, Any]", self._book.saved)

@@ -6,10 +6,10 @@ below. Any other exception is a failed attempt, which is retried after the task'
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,16 +20,18 @@ import psycopg
 from . import _client
 from ._arguments import AddOptions, TaskLike
 from ._checks import checked
+from ._db.either import at_once, blocking, blocking_block, settled
 from ._db.rows import JobRow
 from ._inputs import Inputs, inputs_of
 from ._logging import JobLogger
 from ._opened import guard, opened, refuse_inside, within
-from ._steps import AsyncSteps, Book, Steps, refuse_in_batch
+from ._steps import AsyncSteps, Book, Step, Steps, refuse_in_batch
 from .errors import InvalidArgument, WrongState
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # with a default: Job is Job[Any]
 
+    from ._db.handler import HandlerCalls
     from ._runner.connections import Connections
 
     PayloadT = TypeVar("PayloadT", default=Any)
@@ -237,6 +239,14 @@ class _JobFields(Generic[PayloadT]):
         self._silent_until = now + 1
         return True
 
+    if TYPE_CHECKING:
+
+        @property
+        def _calls(self) -> HandlerCalls: ...
+
+    async def _inputs(self) -> Inputs:
+        return inputs_of(await self._calls.inputs(self.id))
+
     def _mark(self, key: str) -> str:
         return f"job {self.id}: {checked('job.once()', 'key', key)}"
 
@@ -263,6 +273,82 @@ class _JobFields(Generic[PayloadT]):
         return JobLogger(logger, {"job_id": self.id, "run": self.run, "task": self.task_identifier})
 
 
+class AsyncJob(_JobFields[PayloadT], AsyncSteps):
+    """`Job` for async handlers: `async with job.transaction()`, `await job.add_job(…)`, `await job.inputs`.
+
+    Each method is written once, here; Job has it as one that blocks.
+    """
+
+    __slots__ = ()
+
+    @property
+    def _calls(self) -> HandlerCalls:
+        return self._connections.awaited
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """A connection in a transaction that also completes the job.
+
+        Your writes and the completion are one commit.
+
+        If the claim was lost in the meantime (the worker was declared dead and the job claimed by
+        another), the commit is replaced by ClaimLost and everything rolls back. So effects in this
+        database happen once. A second transaction, inside the first or after its commit, raises
+        WrongState; after a rollback you may try again.
+        """
+        with self._completing() as ids:
+
+            async def finish(conn: Any) -> None:
+                ids.append(await self._calls.finish_job(conn, self.id, self.run))
+
+            lent, calls = None, self._calls
+            try:
+                async with calls.lend("job.transaction()", finish) as lent:
+                    with within(self, lent):
+                        yield lent
+            except psycopg.OperationalError:
+                # If the connection was lost during COMMIT, only the database knows the result.
+                lost = lent is not None and ids and lent.lost
+                if not (lost and await calls.committed(self.id, self.run, ids[0])):
+                    raise
+
+    @property
+    async def inputs(self) -> Inputs:
+        """Like Job.inputs: `(await job.inputs)["fetch"]`."""
+        return await self._inputs()
+
+    async def progress(self, progress: float, message: str | None = None) -> None:
+        """Tell people how far this run has come: `job.progress(0.4, "page 4 of 10")`.
+
+        progress: from 0 to 1. It writes at most once a second: a call within a second of the last write does
+        nothing, unless progress is 1. get_job, `pyworker jobs ID` and the dashboard show it. Raises
+        InvalidArgument, ClaimLost. (SQL: set_progress)"""
+        if self._tells(progress, message):
+            await self._calls.set_progress(self.id, self.run, progress, message)
+
+    async def once(self, key: str) -> bool:
+        """True the first time in this job's life, over all its attempts; False ever after.
+
+        The code up to this call runs at least once, the code after it at most once. The mark is
+        committed at once, on another connection: it stays if job.transaction() is rolled back.
+        For a key of the application, use SELECT pyworker.once(key)."""
+        return await self._calls.once(self._mark(key))
+
+    async def add_job(
+        self, identifier: str | TaskLike, payload: Any = None, **options: Unpack[AddOptions]
+    ) -> JobRow:
+        """Add another job: in `transaction()` if that is open, otherwise at once.
+
+        Takes the arguments of pyworker.add_job.
+        """
+        add: Callable[..., Any] = functools.partial(_client.add_job, schema=self._connections.schema)
+        open_one = opened(self)
+        if open_one is not None:
+            return await settled(add(open_one, identifier, payload, **options))
+        async with self._calls.connection() as conn:
+            return await settled(add(conn, identifier, payload, **options))
+
+
 class Job(_JobFields[PayloadT], Steps):
     """The running job, for a handler with a parameter named `job` or annotated `Job`.
 
@@ -275,121 +361,20 @@ class Job(_JobFields[PayloadT], Steps):
     __slots__ = ()
 
     @property
+    def _calls(self) -> HandlerCalls:
+        return self._connections.blocking
+
+    @property
     def inputs(self) -> Inputs:
         """What the jobs have returned that this one has waited for: `job.inputs["fetch"]`, by ref or id.
 
         Each use asks the database. (SQL: dependency_results)"""
-        return inputs_of(self._connections.inputs(self.id))
+        return at_once(self._inputs())
 
-    def progress(self, progress: float, message: str | None = None) -> None:
-        """Tell people how far this run has come: `job.progress(0.4, "page 4 of 10")`.
-
-        progress: from 0 to 1. It writes at most once a second: a call within a second of the last write does
-        nothing, unless progress is 1. get_job, `pyworker jobs ID` and the dashboard show it. Raises
-        InvalidArgument, ClaimLost. (SQL: set_progress)"""
-        if self._tells(progress, message):
-            self._connections.set_progress(self.id, self.run, progress, message)
-
-    def once(self, key: str) -> bool:
-        """True the first time in this job's life, over all its attempts; False ever after.
-
-        The code up to this call runs at least once, the code after it at most once. The mark is
-        committed at once, on another connection: it stays if job.transaction() is rolled back.
-        For a key of the application, use SELECT pyworker.once(key)."""
-        return self._connections.once(self._mark(key))
-
-    @contextmanager
-    def transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection in a transaction that also completes the job.
-
-        Your writes and the completion are one commit.
-
-        If the claim was lost in the meantime (the worker was declared dead and the job claimed by
-        another), the commit is replaced by ClaimLost and everything rolls back. So effects in this
-        database happen once. A second transaction, inside the first or after its commit, raises
-        WrongState; after a rollback you may try again.
-        """
-        with self._completing() as ids:
-
-            def finish(conn: Any) -> None:
-                ids.append(self._connections.finish_job(conn, self.id, self.run))
-
-            lent = None
-            try:
-                with self._connections.lend("job.transaction()", finish) as lent, within(self, lent):
-                    yield lent
-            except psycopg.OperationalError:
-                # If the connection was lost during COMMIT, only the database knows the result.
-                committed = self._connections.committed
-                if not (lent and ids and lent.lost and committed(self.id, self.run, ids[0])):
-                    raise
-
-    def add_job(
-        self, identifier: str | TaskLike, payload: Any = None, **options: Unpack[AddOptions]
-    ) -> JobRow:
-        """Add another job: in `transaction()` if that is open, otherwise at once.
-
-        Takes the arguments of pyworker.add_job.
-        """
-        open_one: psycopg.Connection[Any] | None = opened(self)
-        if open_one is not None:
-            return _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)
-        with self._connections.connection() as conn:
-            return _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)
-
-
-class AsyncJob(_JobFields[PayloadT], AsyncSteps):
-    """`Job` for async handlers: `async with job.transaction()`, `await job.add_job(…)`."""
-
-    __slots__ = ()
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        """Like Job.transaction, with an asynchronous connection."""
-        with self._completing() as ids:
-
-            async def finish(conn: Any) -> None:
-                ids.append(await self._connections.finish_job_async(conn, self.id, self.run))
-
-            lent = None
-            try:
-                async with self._connections.lend_async("job.transaction()", finish) as lent:
-                    with within(self, lent):
-                        yield lent
-            except psycopg.OperationalError:
-                committed = self._connections.committed
-                if not (
-                    lent
-                    and ids
-                    and lent.lost
-                    and await asyncio.to_thread(committed, self.id, self.run, ids[0])
-                ):
-                    raise
-
-    @property
-    async def inputs(self) -> Inputs:
-        """Like Job.inputs: `(await job.inputs)["fetch"]`."""
-        return inputs_of(await self._connections.inputs_async(self.id))
-
-    async def progress(self, progress: float, message: str | None = None) -> None:
-        """Like Job.progress."""
-        if self._tells(progress, message):
-            await self._connections.set_progress_async(self.id, self.run, progress, message)
-
-    async def once(self, key: str) -> bool:
-        """Like Job.once."""
-        return await self._connections.once_async(self._mark(key))
-
-    async def add_job(
-        self, identifier: str | TaskLike, payload: Any = None, **options: Unpack[AddOptions]
-    ) -> JobRow:
-        """Like Job.add_job."""
-        open_one: psycopg.AsyncConnection[Any] | None = opened(self)
-        if open_one is not None:
-            return await _client.add_job(
-                open_one, identifier, payload, schema=self._connections.schema, **options
-            )
-        async with self._connections.async_connection() as conn:
-            return await _client.add_job(
-                conn, identifier, payload, schema=self._connections.schema, **options
-            )
+    transaction = blocking_block(AsyncJob.transaction, psycopg.Connection[Any])
+    step_transaction = blocking_block(AsyncJob.step_transaction, Step[psycopg.Connection[Any]])
+    step = blocking(AsyncJob.step)
+    wait_for = blocking(AsyncJob.wait_for)
+    progress = blocking(AsyncJob.progress)
+    once = blocking(AsyncJob.once)
+    add_job = blocking(AsyncJob.add_job)

@@ -42,6 +42,7 @@ from ._client import default_schema
 from ._db import migrations
 from ._db.connection import Connection
 from ._db.database import Database
+from ._db.either import at_once
 from ._db.rows import JobRow
 from ._dev.expected import fits, in_words, listed
 from ._dev.postgres import Server, temporary_server
@@ -223,9 +224,9 @@ class _Worker:
         return self._loop
 
     def close(self) -> None:
-        self._connections.close()
+        at_once(self._connections.blocking.close())
         if self._loop:
-            asyncio.run_coroutine_threadsafe(self._connections.close_async(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._connections.awaited.close(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

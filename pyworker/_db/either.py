@@ -6,8 +6,11 @@ it to its end, within the call.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import psycopg
@@ -93,3 +96,51 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 async def settled(value: Any) -> Any:
     """The value, or what comes of it if it is to be awaited."""
     return await value if inspect.isawaitable(value) else value
+
+
+@asynccontextmanager
+async def entered(manager: Any) -> AsyncGenerator[Any]:
+    """The block of a context manager of either kind."""
+    if hasattr(manager, "__aenter__"):
+        async with manager as value:
+            yield value
+    else:
+        with manager as value:
+            yield value
+
+
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The method as one that blocks, for an object whose connections do."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return at_once(method(self, *args, **kwargs))
+
+    return call
+
+
+def blocking_block(
+    method: Callable[Concatenate[Any, P], AbstractAsyncContextManager[Any]], _gives: type[T]
+) -> Callable[Concatenate[Any, P], AbstractContextManager[T]]:
+    """The same of a method for `async with`; the block gets a value of the type `_gives`."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        return _Block(method(self, *args, **kwargs))
+
+    return call
+
+
+class _Block(AbstractContextManager[Any]):
+    def __init__(self, block: AbstractAsyncContextManager[Any]) -> None:
+        self._block = block
+
+    def __enter__(self) -> Any:
+        return at_once(self._block.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return at_once(self._block.__aexit__(kind, error, trace))

@@ -10,10 +10,10 @@ session's time, and a sixth of that of DISCARD ALL, after which each function is
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import psycopg
 from psycopg.pq import ConnStatus, TransactionStatus
@@ -21,6 +21,7 @@ from psycopg.rows import tuple_row
 
 from ..errors import WrongState, translated
 from .connection import AsyncConnection, Connection
+from .either import entered, settled
 from .text import literal
 
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
@@ -61,37 +62,38 @@ class _Block(NamedTuple):
     place: int  # of its result among theirs
 
 
-@contextmanager
-def begun(conn: Connection[Any]) -> Generator[Any]:
+@asynccontextmanager
+async def begun(conn: Connection[Any] | AsyncConnection[Any]) -> AsyncGenerator[Any]:
     """As psycopg's transaction(), on a connection of a pool; gives the time of the transaction.
 
     The pool rolls back what has raised."""
-    with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-        cursor.execute(cast("Any", _BEGIN)).nextset()
-        (began,) = cursor.fetchall()[0]
+    (began,) = await _last_row(conn, 1, _BEGIN)
     try:
         yield began
     except psycopg.Rollback as error:
-        conn.rollback()
+        await settled(conn.rollback())
         if error.transaction:
             raise
     else:
-        conn.commit()
+        await settled(conn.commit())
 
 
-@asynccontextmanager
-async def begun_async(conn: AsyncConnection[Any]) -> AsyncGenerator[Any]:
-    async with psycopg.AsyncCursor(conn, row_factory=tuple_row) as cursor:
-        (await cursor.execute(cast("Any", _BEGIN))).nextset()
-        (began,) = (await cursor.fetchall())[0]
-    try:
-        yield began
-    except psycopg.Rollback as error:
-        await conn.rollback()
-        if error.transaction:
-            raise
-    else:
-        await conn.commit()
+async def _last_row(
+    conn: Connection[Any] | AsyncConnection[Any],
+    place: int,
+    text: str,
+    values: Any = None,
+    block: _Block | None = None,
+) -> Any:
+    """Run several statements at once. Returns the row of the one at that place."""
+    kind: Any = psycopg.AsyncClientCursor if isinstance(conn, AsyncConnection) else psycopg.ClientCursor
+    async with entered(kind(conn, row_factory=tuple_row)) as cursor:
+        await settled(cursor.execute(text, values))
+        if block and (await settled(cursor.fetchall()))[0][0] != block.began:
+            raise _ended_by_hand(block.caller)
+        for _ in range(place):
+            cursor.nextset()
+        return (await settled(cursor.fetchall()))[0]
 
 
 def _note(conn: Connection[Any] | AsyncConnection[Any], caller: str, began: Any, pooled: bool) -> None:
@@ -107,36 +109,12 @@ def _note(conn: Connection[Any] | AsyncConnection[Any], caller: str, began: Any,
         conn.block = _Block(caller, began, before, len(undo) - 1)
 
 
-def _last(conn: Connection[Any] | AsyncConnection[Any], statement: str) -> str:
-    """A block's last statement with what surrounds it."""
-    return f"{conn.block.before}{statement}{_AS_BEFORE if conn.was_lent else ''}"
-
-
-def _refuse_another(block: _Block, began: Any) -> None:
-    if began != block.began:
-        raise _ended_by_hand(block.caller)
-
-
-def last(conn: Connection[Any], statement: str, *parameters: Any) -> tuple[Any, ...]:
-    """Run our statement at the end of a handler's block, as the role that we connected with."""
+async def last(conn: Connection[Any] | AsyncConnection[Any], statement: str, *parameters: Any) -> Any:
+    """Run our statement at the end of a handler's block, as the role that we connected with. Its row."""
     block = cast("_Block", conn.block)
-    with translated(), psycopg.ClientCursor[Any](conn, row_factory=tuple_row) as cursor:
-        cursor.execute(cast("Any", _last(conn, statement)), parameters)
-        _refuse_another(block, cursor.fetchall()[0][0])
-        for _ in range(block.place):
-            cursor.nextset()
-        return cursor.fetchall()[0]
-
-
-async def last_async(conn: AsyncConnection[Any], statement: str, *parameters: Any) -> tuple[Any, ...]:
-    block = cast("_Block", conn.block)
+    text = f"{block.before}{statement}{_AS_BEFORE if conn.was_lent else ''}"
     with translated():
-        async with psycopg.AsyncClientCursor[Any](conn, row_factory=tuple_row) as cursor:
-            await cursor.execute(cast("Any", _last(conn, statement)), parameters)
-            _refuse_another(block, (await cursor.fetchall())[0][0])
-            for _ in range(block.place):
-                cursor.nextset()
-            return (await cursor.fetchall())[0]
+        return await _last_row(conn, block.place, text, parameters, block)
 
 
 def _ended_by_hand(caller: str) -> WrongState:
@@ -238,8 +216,14 @@ class _Ends:
         """True if the session has ended."""
         return self.pgconn.status == ConnStatus.BAD
 
-    def _refuse_end(self, verb: str) -> psycopg.ProgrammingError:
-        return psycopg.ProgrammingError(
+    def commit(self) -> NoReturn:
+        self._refuse_end("commit")
+
+    def rollback(self) -> NoReturn:
+        self._refuse_end("rollback")
+
+    def _refuse_end(self, verb: str) -> NoReturn:
+        raise psycopg.ProgrammingError(
             f"{verb}() is forbidden here: the transaction ends with its block, and rolls back if that raises"
         )
 
@@ -251,12 +235,6 @@ class Lent(_Ends, Connection[Any]):
         super().__init__(conn.pgconn)
         self._begin(conn, caller, began, pooled)
 
-    def commit(self) -> None:
-        raise self._refuse_end("commit")
-
-    def rollback(self) -> None:
-        raise self._refuse_end("rollback")
-
 
 class LentAsync(_Ends, AsyncConnection[Any]):
     """The same for asyncio."""
@@ -264,9 +242,3 @@ class LentAsync(_Ends, AsyncConnection[Any]):
     def __init__(self, conn: psycopg.AsyncConnection[Any], caller: str, began: Any, pooled: bool) -> None:
         super().__init__(conn.pgconn)
         self._begin(conn, caller, began, pooled)
-
-    async def commit(self) -> None:
-        raise self._refuse_end("commit")
-
-    async def rollback(self) -> None:
-        raise self._refuse_end("rollback")

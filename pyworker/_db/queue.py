@@ -131,13 +131,6 @@ def extend_batch_call(schema: str, callback_id: int, specs: Iterable[Mapping[str
     return rows_of(schema, f"extend_batch(%(callback_id)s::bigint, {given})"), parameters
 
 
-def dependency_results_statement(schema: str) -> str:
-    """One JSON text: how the jobs that this one depends on have ended, by id."""
-    columns = "json_build_object('id', r.id, 'ref', r.ref, 'state', r.state, 'result', r.result)"
-    source = f"{quoted(schema)}.dependency_results(%s) r"
-    return f"select coalesce(json_agg({columns} order by r.id), '[]')::text from {source}"
-
-
 def _jobs(schema: str, function: str, argument: str, specs: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
     """The expression of an array of jobs, and its parameter.
 

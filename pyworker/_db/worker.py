@@ -37,50 +37,9 @@ _TURN = (
 )
 
 
-def finish_job_statement(schema: str) -> str:
-    """The second column is the transaction id, for was_finished."""
-    return f"select {quoted(schema)}.finish_job(%s, %s), pg_current_xact_id()::text"
-
-
 def start_job_statement(schema: str) -> str:
     """The job is at_most_once from now on: a worker calls it for such jobs alone."""
     return f"select {quoted(schema)}.start_job(%s, %s, 'at_most_once')"
-
-
-def start_jobs_statement(schema: str) -> str:
-    """The ids of those jobs that may start. Locked in the order of ids, as everywhere."""
-    jobs = "select * from unnest(%s::bigint[], %s::bigint[]) i(id, run) order by id offset 0"
-    started = (
-        f"select j.id, {quoted(schema)}.start_job(j.id, j.run, 'at_most_once') as started from ({jobs}) j"
-    )
-    return f"select coalesce(array_agg(s.id) filter (where s.started), '{{}}') from ({started}) s"
-
-
-def save_step_statement(schema: str) -> str:
-    return f"select {quoted(schema)}.save_step(%s, %s, %s, %s::jsonb)"
-
-
-def steps_statement(schema: str) -> str:
-    """All saved steps as one JSON text: an object of the results by name."""
-    source = f"{quoted(schema)}.get_steps(%s) s"
-    return f"select coalesce(json_object_agg(s.name, s.result), '{{}}')::text from {source}"
-
-
-def saved_answer_statement(schema: str) -> str:
-    """The nth saved answer of this name, as JSON text. The last parameter is n - 1."""
-    source = f"{quoted(schema)}.get_steps(%s) s where s.name = %s order by s.at offset %s limit 1"
-    return f"select (select s.result::text from {source})"
-
-
-def wait_for_signal_statement(schema: str) -> str:
-    """The answer is JSON text; None if the job waits."""
-    return f"select {quoted(schema)}.wait_for_signal(%s, %s, %s, make_interval(secs => %s), %s)::text"
-
-
-def set_progress_statement(schema: str) -> str:
-    # No report of progress waits for the disk or a standby.
-    setting = "set_config('synchronous_commit', 'off', true)"
-    return f"select {quoted(schema)}.set_progress(%s, %s, %s, %s), {setting}"
 
 
 def get_job_statement(schema: str) -> str:
@@ -93,10 +52,6 @@ def job_errors_statement(schema: str) -> str:
 
 def job_log_statement(schema: str) -> str:
     return f"select at, attempt, level, message from {quoted(schema)}.job_log(%s)"
-
-
-def once_statement(schema: str) -> str:
-    return f"select {quoted(schema)}.once(%s)"
 
 
 class Beat(NamedTuple):

@@ -11,8 +11,9 @@ import traceback
 from typing import Any
 
 from .. import _logging, tasks
-from .._db.connect import connect, is_pooled
+from .._db.connect import connect, is_pooled, server_of
 from .._db.database import Database
+from .._db.either import at_once
 from .._db.rows import JobRow
 from .._escape import shown
 from .._output import say
@@ -31,10 +32,10 @@ def run(job_id: int, dsn: str, schema: str, modules: list[str], debug: bool) -> 
     sys.path.insert(0, os.getcwd())
     with connect(dsn) as conn:
         job, where = _look_up(Database(conn, schema), job_id, modules)
-        pooled = is_pooled(conn)
+        server, pooled = server_of(conn), is_pooled(conn)
     task = _task_of(job, where)
     connections = Connections(RunConfig(dsn, schema=schema, concurrency=1), rehearsal=True)
-    connections.pooled = pooled
+    connections.meet(server, pooled)
     say(f"job {job.id} ({job.task_identifier}, {job.state}) is run here, and rolled back", err=True)
     outcome, error = _attempt(_claimed(job), task, connections)
     if isinstance(error, Suspended):
@@ -84,12 +85,12 @@ def _attempt(job: Claimed, task: tasks.Task[..., Any], connections: Connections)
             (ended,) = await run_call_async([job], task, connections)
             return ended
         finally:
-            await connections.close_async()
+            await connections.awaited.close()
 
     try:
         return asyncio.run(run_async()) if task.is_async else run_call([job], task, connections)[0]
     finally:
-        connections.close()
+        at_once(connections.blocking.close())
 
 
 def _claimed(job: JobRow) -> Claimed:

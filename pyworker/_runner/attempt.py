@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from .. import _middleware, tasks
+from .._db.either import at_once
 from ..job import AsyncJob, Job, NotStarted
 from .claimed import Claimed
 from .connections import Connections
@@ -24,7 +25,7 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
         made._cancelled = job.cancelled  # pyright: ignore[reportPrivateUsage]
         if job.at_most_once(task):
             with _unless_unknown():
-                started = connections.start_job(job.id, job.run)
+                started = at_once(connections.blocking.start_jobs([job.id], [job.run]))
             if not started:
                 return release(job), None
         if not _middleware.registered:
@@ -68,7 +69,7 @@ async def _answer(
 ) -> Ended:
     if job.at_most_once(task):
         with _unless_unknown():
-            started = await connections.start_job_async(job.id, job.run)
+            started = await connections.awaited.start_jobs([job.id], [job.run])
         if not started:
             return release(job), None
     if not _middleware.registered:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import psycopg
 
 from .. import _middleware, tasks
+from .._db.either import at_once
 from ..job import AsyncJob, Job, NotStarted
 from .attempt import run_job, run_job_async
 from .claimed import Batch, Claimed
@@ -44,7 +45,7 @@ def run_batch(batch: Batch, task: tasks.Task[..., Any], connections: Connections
         call.make(Job, connections)
         if once := call.at_most_once():
             with call.starting(once) as started:
-                started += connections.start_jobs(*call.runs(once))
+                started += at_once(connections.blocking.start_jobs(*call.runs(once)))
         if jobs := call.begin():
             call.answer(task.invoke(jobs))
     except BaseException as error:
@@ -62,7 +63,7 @@ async def run_batch_async(batch: Batch, task: tasks.Task[..., Any], connections:
         async with asyncio.timeout(limit) as scope:
             if once := call.at_most_once():
                 with call.starting(once) as started:
-                    started += await connections.start_jobs_async(*call.runs(once))
+                    started += await connections.awaited.start_jobs(*call.runs(once))
             if jobs := call.begin():
                 call.answer(await task.invoke(jobs))
     except BaseException as error:

@@ -192,8 +192,7 @@ class Child:
             self.slots.answered()
             signals.wake_parent()  # it logs the start, before the first job logs anything
         self.declared = True
-        self.connections.pooled = is_pooled(db.conn)
-        if self.connections.pooled:
+        if is_pooled(db.conn):
             log.warning(
                 "there is a transaction pooler in between: no notifications come through it,"
                 " jobs are found by polling"
@@ -203,7 +202,7 @@ class Child:
             db.listen()
         self._look_for_stops(db, lost_answer=True)
         self.db = db
-        self.connections.leave_all_but(server_of(db.conn))
+        self.connections.meet(server_of(db.conn), is_pooled(db.conn))
         self.pace.nothing_available = False
 
     def _look_for_stops(self, db: Database, lost_answer: bool) -> None:

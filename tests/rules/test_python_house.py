@@ -66,7 +66,6 @@ def room(module):
 
 UPWARDS = {
     ("job", "_runner.connections"),  # a type: the job holds what its worker gives it
-    ("_steps", "_runner.connections"),  # the same
     ("_runner.parent", "__init__"),  # the version
 }
 

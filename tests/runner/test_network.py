@@ -18,6 +18,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pyworker._db.connect import connect
+from pyworker._db.either import at_once
 from pyworker._runner.config import RunConfig
 from pyworker._runner.connections import Connections
 from tests.support.proxy import Message, Proxy, Weather, once
@@ -250,10 +251,10 @@ def test_the_connection_for_schedules_that_has_gone_silent_is_replaced(queue: An
 def test_the_servers_end_notices_a_vanished_machine_as_well(queue: Any, network: Proxy) -> None:
     """What it had locked, on any connection, is not locked for hours."""
     ours = "select count(*) from pg_settings where source in ('client', 'session') and name ~ '^tcp_'"
-    pool = Connections(RunConfig(network.dsn))._sync_pool()
-    with connect(network.dsn) as control, pool.connection() as handlers:
+    calls = Connections(RunConfig(network.dsn)).blocking
+    with connect(network.dsn) as control, at_once(calls._open()).connection() as handlers:
         assert [conn.execute(ours).fetchone() for conn in (control, handlers)] == [(4,), (4,)]
-    pool.close()
+    at_once(calls.close())
 
 
 # Coming back
