@@ -58,14 +58,9 @@ def say(text: str, err: bool = False) -> None:
     click.echo(shown(text), err=err)
 
 
-def report(jobs: Sequence[JobRow], machine: bool) -> None:
-    """Print what became of jobs."""
-    if machine:
-        print_json([dataclasses.asdict(job) for job in jobs])
-        return
-    for job in jobs:
-        asked = job.state == "running"
-        say(f"job {job.id} is running and was asked to stop" if asked else f"job {job.id} {job.state}")
+def became(job: JobRow) -> str:
+    """What became of a job."""
+    return "is running and was asked to stop" if job.state == "running" else job.state
 
 
 def print_json(value: Any) -> None:
@@ -74,7 +69,7 @@ def print_json(value: Any) -> None:
             value,
             indent=2,
             ensure_ascii=ensure_ascii,
-            default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v),
+            default=_as_json,
         )
 
     try:
@@ -83,6 +78,12 @@ def print_json(value: Any) -> None:
     except UnicodeEncodeError:  # half a surrogate pair, or an encoding without these characters
         text = dump(ensure_ascii=True)
     click.echo(shown_json(text))
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, JobRow):
+        return dataclasses.asdict(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:

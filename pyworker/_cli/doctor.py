@@ -6,7 +6,7 @@ Most are the database's; some only a client can measure.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -14,14 +14,13 @@ import click
 from .._db.connect import is_pooled
 from .._db.database import Database
 from .._escape import shown
-from .._output import print_json, say
+from .._output import say
 from .offers import as_commands
-from .options import as_json, database, reads
+from .options import Exits, verb
 
 # Worst last. The exit codes are those of monitoring plugins: 0 ok, 1 warning, 2 critical, 3
-# unknown.
+# unknown (root.EXIT_UNKNOWN).
 SEVERITIES = {"ok": 0, "info": 0, "warning": 1, "error": 2}
-EXIT_UNKNOWN = 3
 STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
 
 Finding = dict[str, Any]
@@ -86,20 +85,14 @@ def exit_code(rows: Sequence[Finding]) -> int:
     return max(SEVERITIES[row["severity"]] for row in rows)
 
 
-@click.command()
-@reads
+@verb()
 @click.option("--verbose", "-v", is_flag=True, help="Also show checks without findings.")
-@as_json
-def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
+def doctor(db: Database, verbose: bool) -> Iterator[Exits]:
     """Check the health of the queue. Each problem comes with its fix.
 
     Changes nothing. Exit codes, as for monitoring plugins: 0 nothing worse than info, 1 warnings, 2
     errors (or wrong usage), 3 unknown (no database, no pyworker in it, or no permission).
     """
-    with database(dsn, schema) as db:
-        rows = findings(db)
-    if machine:
-        print_json(rows)
-    else:
-        show(rows, verbose, schema)
-    raise SystemExit(exit_code(rows))
+    rows = findings(db)
+    yield Exits(rows, exit_code(rows))
+    show(rows, verbose, db.schema)

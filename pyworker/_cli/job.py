@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._db.database import Database
 from .._escape import shown
-from .._output import print_json, say
+from .._output import say
 from .._values import time_of
 from .options import CliError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def show_job(db: Database, job_id: int, machine: bool) -> None:
+def show_job(db: Database, job_id: int) -> Iterator[Any]:
     """Print the job with its steps, its log and the errors of its attempts; payloads where the role may."""
     whole = db.may_read_payloads()
     look, saved = (db.get_job, db.get_steps) if whole else (db.show_job, db.job_marks)
@@ -34,9 +35,7 @@ def show_job(db: Database, job_id: int, machine: bool) -> None:
             {name: row[name] for name in ("name", "run", "at")} for row in steps if row["kind"] == "step"
         ]
         say(f"pyworker: payload and results are not shown: that needs {db.schema}_admin", err=True)
-    if machine:
-        print_json({**fields, "errors": errors, "steps": steps, "log": lines})
-        return
+    yield {**fields, "errors": errors, "steps": steps, "log": lines}
     from rich.table import Table
 
     from .._tables import Screen, text_of

@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import click
 import psycopg
@@ -19,10 +19,12 @@ from .._db.printing import Printing
 from .._dev.url import resolved
 from .._escape import shown
 from .._logging import is_json
-from .._output import say
+from .._output import print_json, say
 from .offers import as_commands
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+COMMANDLINE = click.core.ParameterSource.COMMANDLINE
+F = TypeVar("F", bound=Callable[..., Any])
 _MODE = "pyworker.mode"  # where --sql and --dry-run store their choice for `database`
 
 as_json = click.option("--json", "machine", is_flag=True, help="Print JSON.")
@@ -129,7 +131,7 @@ class WhereOption(click.Option):
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
         value, source = super().consume_value(ctx, opts)
         given = ctx.find_root().params.get(str(self.name))
-        if not given or source is click.core.ParameterSource.COMMANDLINE:
+        if not given or source is COMMANDLINE:
             return value, source
         return given, click.core.ParameterSource.DEFAULT_MAP
 
@@ -171,23 +173,19 @@ class PortOption(click.Option):
         return None
 
 
-def common(command: Callable[..., Any]) -> Callable[..., Any]:
+_dsn_option = click.option(
+    "--dsn",
+    cls=WhereOption,
+    multiple=True,
+    callback=_one,
+    envvar="DATABASE_URL",
+    help="Database: a postgresql:// URL, libpq's key=value, `demo` or `dev`. Default: the PG* variables.",
+)
+
+
+def common(command: F) -> F:
     """Add the options that name the database and the schema."""
-
-    @click.option(
-        "--dsn",
-        cls=WhereOption,
-        multiple=True,
-        callback=_one,
-        envvar="DATABASE_URL",
-        help="Database: a postgresql:// URL, libpq's key=value, `demo` or `dev`. Default: the PG* variables.",
-    )
-    @schema_option
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return command(*args, **kwargs)
-
-    return wrapped
+    return _dsn_option(schema_option(command))
 
 
 def _mode(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -195,68 +193,88 @@ def _mode(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         raise click.UsageError("--sql runs nothing, --dry-run does: use one or the other")
 
 
-_printed = click.option(
-    "--sql",
-    is_flag=True,
-    expose_value=False,
-    callback=_mode,
-    help="Print the SQL, with its values, instead of running it.",
-)
-_taken_back = click.option(
-    "--dry-run",
-    is_flag=True,
-    expose_value=False,
-    callback=_mode,
-    help="Show what would change, then roll back.",
-)
+def _mode_option(name: str, about: str) -> Callable[[F], F]:
+    return click.option(name, is_flag=True, expose_value=False, callback=_mode, help=about)
 
 
-def reads(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that reads the queue."""
-    return common(_printed(command))
+_printed = _mode_option("--sql", "Print the SQL, with its values, instead of running it.")
+_taken_back = _mode_option("--dry-run", "Show what would change, then roll back.")
 
 
-def writes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that changes the queue."""
-    return reads(_taken_back(command))
+class Exits(NamedTuple):
+    """What a verb yields if the command has an exit code of its own."""
 
-
-def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a subcommand that changes the queue.
-
-    Its group takes them, too: `queues --dsn X pause Q` and `queues pause Q --dsn X`.
-    """
-    return _taken_back(question_of_group(command))
+    value: Any
+    code: int
 
 
 def verb(
+    of: click.Group | None = None,
+    name: str | None = None,
+    *,
+    changes: bool = False,
+    machine: bool = True,
+    check: Callable[..., None] | None = None,
+) -> Callable[[Callable[..., Iterator[Any]]], click.Command]:
+    """Make a command of a generator, which is called with the database and the command's own arguments.
+
+    What stands before its `yield` runs in one transaction. --json prints what it yields; otherwise the rest
+    prints for people, after the commit. `of`: the group that it belongs to, whose own options count for it,
+    too: `queues --dsn X pause Q` is `queues pause Q --dsn X`. `check` refuses wrong usage before the
+    database is asked for anything.
+    """
+
+    def decorate(function: Callable[..., Iterator[Any]]) -> click.Command:
+        @click.pass_context
+        @functools.wraps(function)
+        def run(ctx: click.Context, dsn: str, schema: str, machine: bool = False, **options: Any) -> None:
+            own = {"dsn": dsn, "schema": schema}
+            given = {name for name in own if ctx.get_parameter_source(name) is COMMANDLINE}
+            where = {name: own[name] if name in given else value for name, value in (ctx.obj or own).items()}
+            if ctx.invoked_subcommand:
+                ctx.obj = own
+                return
+            if check:
+                check(**options)
+            with database(**where) as db:
+                steps = function(db, **options)
+                value = next(steps, None)
+            value, code = value if isinstance(value, Exits) else (value, 0)
+            if machine:
+                print_json(value)
+            else:
+                for _ in steps:
+                    pass
+            if code:
+                raise SystemExit(code)
+
+        body = _printed(_taken_back(run) if changes else run)
+        body = common(as_json(body) if machine else body)
+        make = of.command(name) if of else click.command(name)
+        return make(body)
+
+    return decorate
+
+
+def listing(function: Callable[..., Iterator[Any]]) -> click.Group:
+    """Make such a command that lists what its subcommands change."""
+    made = verb()(function)
+    return click.Group(
+        made.name, params=made.params, callback=made.callback, help=made.help, invoke_without_command=True
+    )
+
+
+def does(
     group: click.Group, name: str, change: Callable[[Database, str], object], done: str, about: str
 ) -> None:
     """Add a subcommand that makes one change, such as `pause` of `queues`."""
     thing = str(group.name).removesuffix("s")
 
-    @group.command(name, help=about)
+    @verb(group, name, changes=True, machine=False)
     @click.argument("target", metavar=thing.upper())
-    @part_of_group
-    def _(where: tuple[str, str], target: str) -> None:  # pyright: ignore[reportUnusedFunction]
-        with database(*where) as db:
-            change(db, target)
+    def command(db: Database, target: str) -> Iterator[None]:
+        change(db, target)
+        yield
         say(f"{thing} {target} {done}")
 
-
-def question_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a subcommand that only reads."""
-
-    @reads
-    @click.pass_context
-    @functools.wraps(command)
-    def wrapped(ctx: click.Context, **options: Any) -> Any:
-        where = [
-            own if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE else of_group
-            for name, of_group, own in zip(
-                ("dsn", "schema"), ctx.obj, (options.pop("dsn"), options.pop("schema")), strict=True
-            )
-        ]
-        return command(tuple(where), **options)
-
-    return wrapped
+    command.help = about

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
+from typing import Any
 
 import click
 import psycopg
 
-from .._output import print_json, print_table, say
+from .._db.database import Database
+from .._output import print_table, say
 from .._values import period_of, rate_of
-from .options import CliError, as_json, database, part_of_group, reads
+from .options import CliError, listing, verb
 
 
-@click.group(invoke_without_command=True)
-@reads
-@as_json
-@click.pass_context
-def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
+@listing
+def queues(db: Database) -> Iterator[Any]:
     """List the queues that have jobs or limits, with their counts per state; or change one."""
-    ctx.obj = (dsn, schema)
-    if ctx.invoked_subcommand:
-        return
-    with database(dsn, schema) as db:
-        rows = db.queue_stats()
-    if machine:
-        print_json(rows)
-        return
+    rows = db.queue_stats()
+    yield rows
     for row in rows:
         row["concurrency"] = "no limit" if row["concurrency"] is None else str(row["concurrency"])
         row["paused"] = "yes" if row["paused"] else "no"
@@ -53,7 +47,14 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
     return match[1], f"{match[2] or 1} {match[3]}"
 
 
-@queues.command("set")
+def _some_limit(concurrency: int | None, no_limit: bool, rate: Any, fair: bool, **_: Any) -> None:
+    if concurrency is not None and no_limit:
+        raise click.UsageError("name a number or --no-limit, not both")
+    if concurrency is None and not (no_limit or rate or fair):
+        raise click.UsageError("name a number, --no-limit, --rate or --fair")
+
+
+@verb(queues, "set", changes=True, machine=False, check=_some_limit)
 @click.argument("queue")
 @click.argument("concurrency", type=click.IntRange(1), required=False)
 @click.option("--no-limit", is_flag=True, help="Run any number of jobs at once.")
@@ -61,28 +62,18 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
     "--rate", metavar="JOBS/TIME", callback=_rate, help="Start at most so many jobs in any such time: 10/1m."
 )
 @click.option("--fair", is_flag=True, help="Let the queues of a family take turns.")
-@part_of_group
 def set_queue(
-    where: tuple[str, str],
-    queue: str,
-    concurrency: int | None,
-    no_limit: bool,
-    rate: tuple[str, str] | None,
-    fair: bool,
-) -> None:
+    db: Database, queue: str, concurrency: int | None, rate: tuple[str, str] | None, fair: bool, **_: Any
+) -> Iterator[None]:
     """Run at most CONCURRENCY jobs of QUEUE at once.
 
     'customer:*' sets all queues with this prefix. Each call replaces all limits of the queue.
     """
-    if concurrency is not None and no_limit:
-        raise click.UsageError("name a number or --no-limit, not both")
-    if concurrency is None and not (no_limit or rate or fair):
-        raise click.UsageError("name a number, --no-limit, --rate or --fair")
-    with database(*where) as db:
-        try:
-            period = db.set_queue(queue, concurrency, rate, fair)
-        except psycopg.DataError as error:
-            raise CliError(f"--rate: {error.diag.message_primary}") from error
+    try:
+        period = db.set_queue(queue, concurrency, rate, fair)
+    except psycopg.DataError as error:
+        raise CliError(f"--rate: {error.diag.message_primary}") from error
+    yield
     limits = [
         "no limit" if concurrency is None else f"concurrency {concurrency}",
         *([f"at most {rate[0]} starts in any {period_of(period)}"] if rate and period else []),
@@ -91,34 +82,32 @@ def set_queue(
     say(f"queue {queue}: {', '.join(limits)}")
 
 
-@queues.command("pause")
+@verb(queues, "pause", changes=True, machine=False)
 @click.argument("queue")
 @click.option("--create", is_flag=True, help="Pause it even if it has had no job yet.")
-@part_of_group
-def pause_queue(where: tuple[str, str], queue: str, create: bool) -> None:
+def pause_queue(db: Database, queue: str, create: bool) -> Iterator[None]:
     """Start no further job of QUEUE. Running jobs finish, and jobs can be added."""
-    with database(*where) as db:
-        known = create or db.has_queue(queue)
-        db.pause_queue(queue)  # first, as it refuses names that no queue may have
-        if not known:
-            raise CliError(
-                f"no queue {queue} has jobs or a limit (pyworker queues lists them);"
-                " to pause it before its first job, say --create"
-            )
+    known = create or db.has_queue(queue)
+    db.pause_queue(queue)  # first, as it refuses names that no queue may have
+    if not known:
+        raise CliError(
+            f"no queue {queue} has jobs or a limit (pyworker queues lists them);"
+            " to pause it before its first job, say --create"
+        )
+    yield
     say(f"queue {queue} is paused")
 
 
-@queues.command("resume")
+@verb(queues, "resume", changes=True, machine=False)
 @click.argument("queue")
-@part_of_group
-def resume_queue(where: tuple[str, str], queue: str) -> None:
+def resume_queue(db: Database, queue: str) -> Iterator[None]:
     """Resume a paused QUEUE."""
-    with database(*where) as db:
-        known, paused = db.has_queue(queue), db.is_paused(queue)
-        db.resume_queue(queue)
-        family = db.paused_family(queue)
-        if not known:
-            raise CliError(f"no queue {queue} has jobs or a limit, or is paused (pyworker queues lists them)")
+    known, paused = db.has_queue(queue), db.is_paused(queue)
+    db.resume_queue(queue)
+    family = db.paused_family(queue)
+    if not known:
+        raise CliError(f"no queue {queue} has jobs or a limit, or is paused (pyworker queues lists them)")
+    yield
     if family:
         raise CliError(
             f"queue {queue} stays paused, since its family {family} is paused:"
@@ -127,21 +116,12 @@ def resume_queue(where: tuple[str, str], queue: str) -> None:
     say(f"queue {queue} {'resumed' if paused else 'was not paused'}")
 
 
-@click.group(invoke_without_command=True)
-@reads
+@listing
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1))
-@as_json
-@click.pass_context
-def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bool) -> None:
+def sequences(db: Database, limit: int) -> Iterator[Any]:
     """List the sequences that have jobs to run, halted ones first; or resume one."""
-    ctx.obj = (dsn, schema)
-    if ctx.invoked_subcommand:
-        return
-    with database(dsn, schema) as db:
-        rows = db.sequences(limit)
-    if machine:
-        print_json(rows)
-        return
+    rows = db.sequences(limit)
+    yield rows
     halted = next((row["halted_by"] for row in rows if row["halted_by"]), None)
     shown = [
         {
@@ -159,13 +139,11 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
         )
 
 
-@sequences.command("resume")
+@verb(sequences, "resume", changes=True, machine=False)
 @click.argument("sequence")
-@part_of_group
-def resume_sequence(where: tuple[str, str], sequence: str) -> None:
+def resume_sequence(db: Database, sequence: str) -> Iterator[None]:
     """Resume a halted SEQUENCE with its next job. The job that halted it does not change."""
-    with database(*where) as db:
-        resumed = db.resume_sequence(sequence)
-    if not resumed:
+    if not db.resume_sequence(sequence):
         raise CliError(f"sequence {sequence} is not halted (pyworker sequences lists them)")
+    yield
     say(f"sequence {sequence} resumed")

@@ -16,9 +16,11 @@ from .._output import open_streams, unwritten
 from .._runner.failures import exit_code_of, explained
 from ..errors import PyworkerError
 from . import usage
-from .doctor import EXIT_UNKNOWN
 from .offers import as_commands
 from .options import CliError
+from .verbs import VERBS, Commands
+
+EXIT_UNKNOWN = 3  # of doctor and health, as of monitoring plugins
 
 
 class Gone(Exception):
@@ -38,6 +40,10 @@ class Group(click.Group):
                 raise SystemExit(0) from None  # `pyworker jobs | head` is no error
             click.echo(f"pyworker: cannot write the output: {error.strerror}", err=True)
             raise SystemExit(1) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in sorted(VERBS.items())])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -67,7 +73,9 @@ class Group(click.Group):
             raise Gone from error  # click would report an error
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Group, commands=cast("Any", Commands()), context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name=DISTRIBUTION)
 @click.option("--dsn", multiple=True, help="The same as --dsn of the command.")
 @click.option("--schema", multiple=True, help="The same as --schema of the command.")
@@ -80,15 +88,3 @@ def main(dsn: tuple[str, ...], schema: tuple[str, ...]) -> None:
     del dsn, schema  # the options of the command find them: WhereOption
     with contextlib.suppress(AttributeError):  # standard output may have been replaced by another stream
         cast("io.TextIOWrapper[Any]", sys.stdout).reconfigure(errors="backslashreplace")
-
-
-def name_variables(group: click.Group, prefix: str) -> None:
-    """Let a variable set each option: PYWORKER_ADD_MAX_ATTEMPTS sets --max-attempts of `add`."""
-    for name, command in group.commands.items():
-        for option in command.params:
-            if isinstance(option, click.Option):
-                own = f"{prefix}_{name}_{max(option.opts, key=len)[2:]}".upper().replace("-", "_")
-                option.envvar = option.envvar or own
-                option.show_envvar = True
-        if isinstance(command, click.Group):
-            name_variables(command, f"{prefix}_{name}")

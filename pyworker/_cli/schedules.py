@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import click
 
 from .._db.database import Database
-from .._output import print_json, print_table, report, say
+from .._output import became, print_table, say
 from .._runner.crontab import load_crontab
 from ..errors import InvalidArgument
-from .options import CliError, as_json, database, part_of_group, question_of_group, reads, verb
+from .options import CliError, does, listing, verb
 
 
-@click.group(invoke_without_command=True)
-@reads
-@as_json
-@click.pass_context
-def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
+@listing
+def schedules(db: Database) -> Iterator[Any]:
     """List the schedules, or change one.
 
     The list has their task, their next and last tick, and their cron expression in words.
     """
-    ctx.obj = (dsn, schema)
-    if ctx.invoked_subcommand:
-        return
-    with database(dsn, schema) as db:
-        rows = db.schedules()
-    if machine:
-        print_json(rows)
-        return
+    rows = db.schedules()
+    yield rows
     shown = [
         {
             "name": row["name"], "task": row["identifier"], "cron": row["cron"],
@@ -41,73 +35,65 @@ def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
     print_table(shown, "there are no schedules: SELECT pyworker.add_schedule(name, cron, task) adds one")
 
 
-@schedules.command("next")
+@verb(schedules, "next")
 @click.argument("schedule")
 @click.option("--timezone", default="UTC", show_default=True, help="Time zone of a cron expression.")
 @click.option("-n", "--number", "n", default=5, show_default=True, type=click.IntRange(1, 1000))
-@as_json
-@question_of_group
-def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, machine: bool) -> None:
+def show_next(db: Database, schedule: str, timezone: str, n: int) -> Iterator[Any]:
     """Show the next ticks of SCHEDULE, a name or a cron expression, and describe it in words.
 
     Changes nothing.
     """
-    with database(*where) as db:
-        try:
-            rows = db.next_runs(schedule, timezone, n)
-        except InvalidArgument as error:
-            if schedule.startswith("@") or " " in schedule.strip():
-                raise
-            raise CliError(
-                f"{schedule!r} is neither a schedule nor a valid cron expression: {error}"
-            ) from None
+    try:
+        rows = db.next_runs(schedule, timezone, n)
+    except InvalidArgument as error:
+        if schedule.startswith("@") or " " in schedule.strip():
+            raise
+        raise CliError(f"{schedule!r} is neither a schedule nor a valid cron expression: {error}") from None
     about = {name: rows[0][name] for name in ("cron", "timezone", "words")}
     runs = [{name: row[name] for name in ("run_at", "local_time")} for row in rows if row["run_at"]]
-    if machine:
-        print_json({**about, "runs": runs})
-        return
+    yield {**about, "runs": runs}
     say(f"{about['words']} ({about['timezone']})")
     for run in runs:
         say(f"  {run['local_time']:%a %Y-%m-%d %H:%M}")
 
 
-@schedules.command("load")
+@verb(schedules, "load", machine=False)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
-@question_of_group
-def load(where: tuple[str, str], file: str, dry_run: bool) -> None:
+def load(db: Database, file: str, dry_run: bool) -> Iterator[None]:
     """Load the schedules of FILE, a crontab in Graphile Worker's format, into the database.
 
     Removes schedules that were loaded from a file of this name and are no longer in it; other
     schedules do not change.
     """
-    with database(*where) as db:
-        done = load_crontab(db, file, dry_run)
+    done = load_crontab(db, file, dry_run)
+    yield
     for row in done:
         say(f"{row['name']}: {'would be ' if dry_run else ''}{row['action']}")
     plural = "" if len(done) == 1 else "s"
     say(f"{len(done)} schedule{plural}{', nothing was changed' if dry_run else ''}")
 
 
-@schedules.command("run")
+@verb(schedules, "run", changes=True)
 @click.argument("schedule")
-@as_json
-@part_of_group
-def run(where: tuple[str, str], schedule: str, machine: bool) -> None:
+def run(db: Database, schedule: str) -> Iterator[Any]:
     """Fire SCHEDULE now, as at one of its ticks."""
-    with database(*where) as db:
-        report(db.run_schedule(schedule), machine)
+    jobs = db.run_schedule(schedule)
+    yield jobs
+    for job in jobs:
+        say(f"job {job.id} {became(job)}")
 
 
-verb(
+does(
     schedules, "pause", Database.pause_schedule, "is paused",
     "Pause SCHEDULE until you resume it.",
 )  # fmt: skip
-verb(
+does(
     schedules, "resume", Database.resume_schedule, "resumed",
     "Resume a paused SCHEDULE at its next tick. Ticks during the pause are skipped.",
 )  # fmt: skip
-verb(
+does(
     schedules, "remove", Database.remove_schedule, "removed",
     "Remove SCHEDULE. The jobs that it has added stay.",
 )  # fmt: skip

@@ -5,42 +5,45 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, cast
 
 import click
 
 from .. import tasks as _tasks
-from .._output import print_json, print_table
+from .._db.database import Database
+from .._output import print_table
 from .._values import period_of
 from ..errors import TaskError
-from .options import CliError, as_json, database, part_of_group, reads
+from .options import CliError, listing, verb
 
 _TIMES = ("timeout", "retention")
 
 
-@click.group(invoke_without_command=True)
-@reads
-@as_json
-@click.pass_context
-def tasks(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
+@listing
+def tasks(db: Database) -> Iterator[Any]:
     """List the definitions of tasks, or write them.
 
     A definition holds the options that SELECT add_job(…) inherits.
     """
-    ctx.obj = (dsn, schema)
-    if ctx.invoked_subcommand:
-        return
-    with database(dsn, schema) as db:
-        rows = db.list_tasks()
-    _show(rows, machine, "no task is defined: pyworker tasks sync MODULE writes the definitions of your code")
+    rows = db.list_tasks()
+    yield _as_json(rows)
+    _show(rows, "no task is defined: pyworker tasks sync MODULE writes the definitions of your code")
 
 
-@tasks.command("sync")
-@click.argument("modules", nargs=-1, required=True)
-@as_json
-@part_of_group
-def sync(where: tuple[str, str], modules: tuple[str, ...], machine: bool) -> None:
+def _loaded(_ctx: click.Context, _param: click.Parameter, modules: tuple[str, ...]) -> dict[str, Any]:
+    """The tasks, before the database is asked for anything."""
+    sys.path.insert(0, os.getcwd())  # as in `pyworker run`
+    try:
+        return _tasks.load(modules)
+    except TaskError as error:
+        raise CliError(str(error)) from error
+
+
+@verb(tasks, "sync", changes=True)
+@click.argument("modules", nargs=-1, required=True, callback=_loaded)
+def sync(db: Database, modules: dict[str, Any]) -> Iterator[Any]:
     """Write the options of the tasks in MODULES to the database.
 
     `pyworker run` does the same when it starts. Packages are loaded with all submodules.
@@ -48,25 +51,21 @@ def sync(where: tuple[str, str], modules: tuple[str, ...], machine: bool) -> Non
     Run it on deployment, so that jobs added by SQL have the new options before the first worker
     starts. A task without options and a definition without a task do not change.
     """
-    sys.path.insert(0, os.getcwd())  # as in `pyworker run`
     try:
-        known = _tasks.load(modules)
-        with database(*where) as db:
-            _tasks.define(db, known)
-            rows = [
-                row
-                for row in db.list_tasks()
-                if known.get(row["identifier"]) and known[row["identifier"]].options
-            ]
+        _tasks.define(db, modules)
     except TaskError as error:
         raise CliError(str(error)) from error
-    _show(rows, machine, f"no task in {', '.join(modules)} has options: nothing to write")
+    defined = {name for name, task in modules.items() if task.options}
+    rows = [row for row in db.list_tasks() if row["identifier"] in defined]
+    yield _as_json(rows)
+    _show(rows, "no task of these modules has options: nothing to write")
 
 
-def _show(rows: list[dict[str, Any]], machine: bool, nothing: str) -> None:
-    if machine:
-        print_json([{**row, **{name: _seconds(row[name]) for name in _TIMES}} for row in rows])
-        return
+def _as_json(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, **{name: row[name] and row[name].total_seconds() for name in _TIMES}} for row in rows]
+
+
+def _show(rows: list[dict[str, Any]], nothing: str) -> None:
     shown: list[dict[str, Any]] = []
     for row in rows:
         options = {
@@ -86,7 +85,3 @@ def _written(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(cast("list[str]", value))
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
-
-
-def _seconds(value: timedelta | None) -> float | None:
-    return None if value is None else value.total_seconds()
