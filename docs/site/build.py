@@ -121,6 +121,9 @@ PYTHON_PARTS = {
     "Workflows": ("flow", "Flow", "AsyncFlow", "FlowJob", "add_batch", "extend_batch", "Batch"),
 }
 
+# GitHub draws it; here it is docs/pictures/PAGE.svg.
+MERMAID = r"(?s)```mermaid\n[^`]*?accTitle: ([^\n]+)\n[^`]*```\n"
+
 FUNCTIONS = """
     select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
         obj_description(p.oid, 'pg_proc')
@@ -335,6 +338,8 @@ def stage(source: Path) -> None:
         text = re.sub(
             r"!\[([^\]]*)\]\((pictures/[^)]+\.svg)\)", lambda m: picture(m[1], ROOT / "docs" / m[2]), text
         )
+        drawn = ROOT / "docs" / "pictures" / f"{page.stem}.svg"  # of the page's one diagram
+        text = re.sub(MERMAID, lambda m, drawn=drawn: picture(m[1], drawn), text)
         (source / name).write_text(text, "utf-8")
     there = {path.stem for path in source.glob("*.md")}
     more = sorted(there - {file_of(entry) for entries in MENU.values() for entry in entries})

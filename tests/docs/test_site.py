@@ -110,6 +110,19 @@ def test_pictures_show_what_their_sources_say() -> None:
         assert 'stroke="black"' not in drawn, "it would not be seen on a dark page"
 
 
+def test_the_picture_of_the_gate_says_what_its_diagram_says() -> None:
+    """The page has a Mermaid diagram, which GitHub draws; the site shows the picture."""
+    page = (ROOT / "docs" / "inside" / "gate.md").read_text("utf-8")
+    source = (ROOT / "docs" / "pictures" / "gate.dot").read_text("utf-8")
+    drawn = re.findall(r'(\w+) -> (\w+) \[label="([^"]+)"', source)
+    assert sorted(
+        ("[*]" if a == "add" else a, b, said.replace("\\n", " ")) for a, b, said in drawn
+    ) == sorted(re.findall(r"(?m)^    (\S+) --> (\w+): (.+)$", page))
+    shown = re.sub(build.MERMAID, lambda m: build.picture(m[1], ROOT / "docs/pictures/gate.svg"), page)
+    assert "```mermaid" not in shown
+    assert '<svg role="img" aria-label="Where a job waits, what lets it run, ' in shown
+
+
 @pytest.mark.slow
 def test_the_site_is_built_and_asks_no_other_site_for_anything(site: Path) -> None:
     pages = list(site.rglob("*.html"))

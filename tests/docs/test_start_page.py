@@ -28,13 +28,14 @@ def test_the_start_page_shows_add_handler_run_and_explain_on_one_screen(reader: 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_words_of_a_picture_can_be_read_on_a_phone(reader: Callable[..., Any], scheme: str) -> None:
     """As large as the smallest text of the page, on the page's own colour."""
-    page = reader("concepts.html", width=390, scheme=scheme)
-    sizes = page.evaluate(
-        """[...document.querySelectorAll('.picture svg')].map((svg) => {
-            const scale = svg.getScreenCTM().a;
-            const sizes = [...svg.querySelectorAll('text')].map((text) => text.getAttribute('font-size'));
-            return Math.min(...sizes) * scale; })"""
-    )
+    sizes = []
+    for name in ("concepts.html", "inside-gate.html"):
+        sizes += reader(name, width=390, scheme=scheme).evaluate(
+            """[...document.querySelectorAll('.picture svg')].map((svg) => {
+                const scale = svg.getScreenCTM().a;
+                const sizes = [...svg.querySelectorAll('text')].map((text) => text.getAttribute('font-size'));
+                return Math.min(...sizes) * scale; })"""
+        )
     assert len(sizes) == len(PICTURES) >= 4
     assert min(sizes) >= 9.5
 
