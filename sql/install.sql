@@ -68,7 +68,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir features/log.sql
 \ir heart/finish.sql
 \ir features/waiters.sql
-\ir heart/requeue.sql
+\ir heart/leave.sql
 \ir heart/fail.sql
 \ir heart/workers.sql
 \ir heart/sweep.sql

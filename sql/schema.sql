@@ -75,6 +75,17 @@ create type _loose_end as (
     result jsonb
 );
 
+create type _move as (
+    id bigint,
+    goal text,
+    run_at timestamp with time zone,
+    attempts integer,
+    reason text,
+    error text,
+    payload json,
+    start_by timestamp with time zone
+);
+
 create type _opened as (
     jobs integer,
     held boolean,

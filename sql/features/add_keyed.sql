@@ -96,10 +96,12 @@ begin
             if v_old.state = 'discarded' and v_old.sequence_key is not null then
                 perform _unhalt_sequence(v_old.sequence_key, v_old.id);
             end if;
-            if v_old.sequence_head or v_old.queue_name is not null then
-                v_old.sequence_head := v_old.sequence_head and v_row.sequence_head is not true;
-                perform _free_turn(v_old);
-            end if;
+            insert into promotion_requests (lane) -- for the places that it had
+            select l.lane
+            from (values (case when v_old.ready_at is not null then 'queue:' || v_old.queue_name end),
+                         (case when v_old.sequence_head and v_row.sequence_head is not true
+                               then 'sequence:' || v_old.sequence_key end)) l(lane)
+            where l.lane is not null;
         end if;
         if v_row.id is null then
             v_row := _insert_job(request, task, new_id, label);

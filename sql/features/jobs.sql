@@ -119,7 +119,7 @@ begin
         raise exception 'delete_job: job % is running', job_id
             using errcode = 'PW005', hint = 'cancel_job(id, force => true) first, or wait for its end.';
     elsif v_row.id is not null then
-        perform _delete_live_job(v_row);
+        perform _leave(array[row(v_row.id, 'deleted', null, null, null, null, null, null)::_move]);
         return _job_of(v_row);
     end if;
     v_job := get_job(job_id);
@@ -127,10 +127,10 @@ begin
     if not found then
         return delete_job(job_id); -- it has just come back from history, or was deleted
     end if;
-    delete from errors e where e.job_id = delete_job.job_id;
     perform _keep_end(v_past.id, v_past.state, v_past.result);
-    perform _tell_of_end(array[job_id], 'cancelled', array[job_id]);
-    perform _release_unique_keys(array[decode(v_job.unique_key, 'hex')]);
+    perform _tie_up(
+        array[row(v_past.id, false, null, null, false, null, null, true, true, v_past.unique_key, null)
+              ::_loose_end], 'cancelled', true);
     if v_job.sequence_key is not null then
         perform _unhalt_sequence(v_job.sequence_key, job_id);
     end if;
@@ -179,13 +179,13 @@ declare
     v_id bigint;
     v_row live_jobs;
     v_error text := coalesce(error_message, 'Manually marked as failed');
+    v_moves _move[] := '{}';
 begin
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
         select j.* into v_row from live_jobs j where j.id = v_id and j.state <> 'running' for update;
         continue when not found;
-        perform _record_error(v_row, v_error);
-        update live_jobs j set attempts = j.max_attempts where j.id = v_row.id;
-        perform _discard(v_row, v_error, 'failed by hand');
+        v_moves := v_moves || row(
+            v_row.id, 'discarded', null, v_row.max_attempts, 'failed by hand', v_error, null, null)::_move;
         v_row.attempts := v_row.max_attempts;
         v_row.state := 'discarded';
         v_row.last_error := v_error;
@@ -193,6 +193,7 @@ begin
         v_row.finished_at := clock();
         return next _job_of(v_row);
     end loop;
+    perform _leave(v_moves);
 end;
 $$;
 comment on function permanently_fail_jobs(bigint[], text) is
@@ -221,7 +222,7 @@ begin
         where j.id = v_row.id
         returning j.* into v_row;
     else
-        perform _delete_live_job(v_row);
+        perform _leave(array[row(v_row.id, 'deleted', null, null, null, null, null, null)::_move]);
     end if;
     return _job_of(v_row);
 end;

@@ -36,68 +36,12 @@ begin
 end;
 $$;
 
--- A pending job: its run_at is now. If an earlier job has halted its sequence, the sequence
--- continues with this job (River); the jobs between them run after it.
-create or replace function _retry_pending(job live_jobs, now timestamptz) returns live_jobs
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_row live_jobs;
-begin
-    delete from sequence_halts h
-    where h.sequence_key = job.sequence_key and h.job_id < job.id
-      and job.parked <> 'unmet'
-      and not exists (select from live_jobs j where j.sequence_key = job.sequence_key and j.sequence_head);
-    update live_jobs j set run_at = least(j.run_at, now), start_by = null,
-        parked = case when found then 'next' else j.parked end, updated_at = now
-    where j.id = job.id
-    returning j.* into v_row;
-    return v_row;
-end;
-$$;
-
 -- True for a job with delivery at_most_once whose run was lost after its start: it may have been done.
 create or replace function _was_lost(job live_jobs) returns boolean
     language sql immutable
     return (job).state = 'discarded' and (job).reason = 'lost';
 
--- A job that waits for its time, is discarded, or was just taken back from history.
-create or replace function _retry_live(job live_jobs, now timestamptz) returns live_jobs
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_waits boolean := _must_wait(job.queue_name);
-    v_row live_jobs;
-begin
-    if job.state = 'discarded' then
-        perform _keep_end(job.id, job.state, null);
-    end if;
-    if _was_lost(job) then
-        raise notice 'retry_job: job % was lost: it may have been done', job.id;
-    end if;
-    update live_jobs j
-    set (state, parked, ready_at, due_at) = (
-            select p.* from _place(
-                now, now, _held(job.sequence_key, job.sequence_head, _unmet(job)), v_waits) p),
-        slot = null, pace = null, turn = null, run_at = now, updated_at = now, worker_id = null,
-        claimed_at = null,
-        started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
-        reason = null, result = null, finished_at = null, expires_at = null, start_by = null,
-        max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
-                            else j.max_attempts end
-    where j.id = job.id
-    returning j.* into v_row;
-    if v_row.parked = 'unmet' and _waits_for_itself(v_row.id) then
-        raise exception 'retry_job: job % waits for a job that waits for it by now', v_row.id
-            using errcode = 'PW005',
-                  hint = 'Add it again without that dependency: the view dependencies shows both.';
-    end if;
-    return v_row;
-end;
-$$;
-
--- Takes a job back from history as it ended, for _retry_live. Returns a row of nulls if it is not
--- there any more.
+-- Takes a job back from history as it ended. Returns a row of nulls if it is not there any more.
 create or replace function _take_back(job_id bigint) returns live_jobs
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -117,6 +61,7 @@ begin
             perform _refuse_held_key('key', job_id, v_holder);
         end if;
     end loop;
+    perform _unhalt_sequence(v_row.sequence_key, v_row.id) where v_row.sequence_key is not null;
     return v_row;
 end;
 $$;
@@ -157,7 +102,23 @@ begin
         end if;
     end if;
     if v_row.parked in ('sequence', 'next', 'unmet') then
-        v_row := _retry_pending(v_row, v_now);
+        -- If an earlier job has halted its sequence, the sequence continues with this job (River); the jobs
+        -- between them run after it.
+        delete from sequence_halts h
+        where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id and v_row.parked <> 'unmet'
+          and not exists (
+              select from live_jobs j where j.sequence_key = v_row.sequence_key and j.sequence_head);
+        update live_jobs j
+        set run_at = least(j.run_at, v_now), start_by = null, updated_at = v_now,
+            parked = case when found then 'next' else j.parked end
+        where j.id = v_row.id
+        returning j.* into v_row;
+        if v_row.parked = 'unmet' then
+            perform _ask_for_child(v_row.id);
+        else
+            insert into promotion_requests (lane) values ('sequence:' || v_row.sequence_key);
+        end if;
+        perform _notify_workers();
     else
         if v_row.id is null then
             v_row := _take_back(job_id);
@@ -165,18 +126,22 @@ begin
                 return retry_job(job_id); -- another session has just taken it back
             end if;
         end if;
-        v_row := _retry_live(v_row, v_now);
-        if v_row.sequence_key is not null then
-            perform _unhalt_sequence(v_row.sequence_key, v_row.id);
+        if _was_lost(v_row) then
+            raise notice 'retry_job: job % was lost: it may have been done', job_id;
+        end if;
+        update live_jobs j
+        set cancel_requested_at = null, superseded = null, crashes = null, result = null, start_by = null,
+            max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
+                                else j.max_attempts end
+        where j.id = v_row.id;
+        perform _leave(array[row(v_row.id, 'scheduled', v_now, null, null, null, null, null)::_move]);
+        select j.* into v_row from live_jobs j where j.id = retry_job.job_id;
+        if v_row.parked = 'unmet' and _waits_for_itself(v_row.id) then
+            raise exception 'retry_job: job % waits for a job that waits for it by now', v_row.id
+                using errcode = 'PW005',
+                      hint = 'Add it again without that dependency: the view dependencies shows both.';
         end if;
     end if;
-    if v_row.parked = 'unmet' then
-        perform _ask_for_child(v_row.id);
-    elsif v_row.parked <> 'signal' then
-        insert into promotion_requests (lane)
-        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
-    end if;
-    perform _notify_workers();
     return _job_of(v_row);
 end;
 $$;
@@ -272,92 +237,6 @@ comment on function retry_jobs(bigint[], boolean) is
     'that id: it raises the error. A job that was lost (delivery at_most_once) may have been done: it is '
     'left out unless lost is true, and a notice says how many were.';
 
--- The job as reschedule_jobs changes it: the given values, and the state that follows from them.
-create or replace function _rescheduled(
-    job live_jobs, now timestamptz, run_at timestamptz, priority integer, attempts integer,
-    max_attempts integer) returns live_jobs
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_waits boolean := _must_wait(job.queue_name);
-    v_new live_jobs := job;
-begin
-    v_new.run_at := coalesce(run_at, job.run_at);
-    v_new.priority := coalesce(priority, job.priority);
-    v_new.attempts := coalesce(attempts, job.attempts);
-    v_new.max_attempts := coalesce(max_attempts, job.max_attempts);
-    v_new.updated_at := now;
-    if job.state = 'discarded' and num_nonnulls(run_at, attempts, max_attempts) = 0 then
-        return v_new; -- a new priority alone does not run it again: it may be a lost job
-    elsif job.parked = 'signal' and v_new.attempts < v_new.max_attempts then
-        v_new.run_at := job.run_at; -- it has begun: the wait decides when it goes on
-        return v_new;
-    elsif v_new.attempts < v_new.max_attempts then
-        select p.* into v_new.state, v_new.parked, v_new.ready_at, v_new.due_at
-        from _place(v_new.run_at, now,
-                    _held(job.sequence_key, job.sequence_head, coalesce(_unmet(job), job.parked)),
-                    v_waits,
-                    case when v_new.attempts > 0 then 'retryable' else 'scheduled' end) p;
-        v_new.crashes := case when job.state <> 'discarded' then job.crashes end;
-        v_new.started_at := null;
-        v_new.finished_at := null;
-        v_new.expires_at := null;
-        v_new.reason := null;
-    elsif job.state <> 'discarded' then
-        v_new.state := 'discarded';
-        v_new.parked := null;
-        v_new.ready_at := null;
-        v_new.due_at := null;
-        v_new.sequence_head := null;
-        v_new.start_by := null;
-        v_new.finished_at := now;
-        v_new.expires_at := now + (select s.discarded_retention from settings s);
-        v_new.reason := 'out of attempts';
-    end if;
-    v_new.slot := null;
-    v_new.pace := null;
-    v_new.turn := null;
-    return v_new;
-end;
-$$;
-
--- Stores what _rescheduled has changed of a job. Its queue and sequence go on from there.
-create or replace function _reschedule(job live_jobs, changed live_jobs) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    if job.state = 'discarded' and changed.state <> 'discarded' then
-        perform _keep_end(job.id, job.state, null);
-    end if;
-    update live_jobs j
-    set run_at = changed.run_at, priority = changed.priority, attempts = changed.attempts,
-        max_attempts = changed.max_attempts, state = changed.state, ready_at = changed.ready_at,
-        due_at = changed.due_at, parked = changed.parked, slot = changed.slot,
-        pace = changed.pace, turn = changed.turn,
-        sequence_head = changed.sequence_head, started_at = changed.started_at,
-        crashes = changed.crashes, finished_at = changed.finished_at,
-        expires_at = changed.expires_at, start_by = changed.start_by, reason = changed.reason,
-        updated_at = changed.updated_at
-    where j.id = job.id;
-    if changed.parked = 'unmet' then
-        perform _ask_for_child(job.id);
-    elsif changed.parked <> 'signal' then
-        insert into promotion_requests (lane)
-        values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));
-    end if;
-    if changed.state = 'discarded' and job.state <> 'discarded' then
-        perform _tell_of_end(array[job.id], 'discarded');
-    end if;
-    if changed.sequence_key is not null and changed.state = 'discarded' then
-        perform _halt_sequence(job, 'discarded');
-    elsif changed.sequence_key is not null then
-        perform _unhalt_sequence(changed.sequence_key, changed.id);
-    end if;
-    job.sequence_head := job.sequence_head and changed.sequence_head is not true;
-    perform _free_turn(job);
-end;
-$$;
-
 create or replace function reschedule_jobs(
     job_ids bigint[], run_at timestamptz default null, priority integer default null,
     attempts integer default null, max_attempts integer default null) returns setof job
@@ -369,6 +248,7 @@ declare
     v_id bigint;
     v_job live_jobs;
     v_new live_jobs;
+    v_goal text;
     v_problem text := _job_refusal(
         '-', run_at => run_at, max_attempts => max_attempts, priority => priority);
 begin
@@ -383,13 +263,42 @@ begin
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
         select j.* into v_job from live_jobs j where j.id = v_id and j.state <> 'running' for update;
         continue when not found;
-        v_new := _rescheduled(v_job, v_now, run_at, priority, attempts, max_attempts);
-        continue when not _holds_unique_key(v_job) and _holds_unique_key(v_new)
-                      and (_unique_holder(v_id, v_job.unique_key)).id is not null;
-        perform _reschedule(v_job, v_new);
-        return next _job_of(v_new);
+        v_new := v_job;
+        v_new.priority := coalesce(reschedule_jobs.priority, v_job.priority);
+        v_new.attempts := coalesce(reschedule_jobs.attempts, v_job.attempts);
+        v_new.max_attempts := coalesce(reschedule_jobs.max_attempts, v_job.max_attempts);
+        v_new.run_at := coalesce(reschedule_jobs.run_at, v_job.run_at);
+        v_goal := case when v_new.attempts >= v_new.max_attempts then 'discarded'
+                       when v_new.attempts > 0 then 'retryable' else 'scheduled' end;
+        if v_job.parked = 'signal' and v_goal <> 'discarded' then
+            v_goal := null; -- it has begun: the wait decides when it goes on
+            v_new.run_at := v_job.run_at;
+        elsif v_job.state = 'discarded'
+              and (v_goal = 'discarded' or num_nonnulls(run_at, attempts, max_attempts) = 0) then
+            v_goal := null; -- a new priority alone does not run it again: it may be a lost job
+        elsif not _holds_unique_key(v_job) and v_goal <> 'discarded' then
+            select p.state into v_new.state from _place(
+                v_new.run_at, v_now, _held(v_job.sequence_key, v_job.sequence_head, _unmet(v_job)), false,
+                v_goal) p;
+            continue when _holds_unique_key(v_new)
+                          and (_unique_holder(v_id, v_job.unique_key)).id is not null;
+        end if;
+        update live_jobs j
+        set run_at = v_new.run_at, priority = v_new.priority, attempts = v_new.attempts,
+            max_attempts = v_new.max_attempts, updated_at = v_now
+        where j.id = v_id returning j.* into v_job;
+        if v_goal is not null then
+            perform _leave(array[row(
+                v_id, v_goal, v_new.run_at, null, 'out of attempts', null, null, null)::_move]);
+            select j.* into v_new from live_jobs j where j.id = v_id;
+            if found then
+                v_job := v_new;
+            else
+                v_job.state := 'discarded';
+            end if;
+        end if;
+        return next _job_of(v_job);
     end loop;
-    perform _notify_workers();
 end;
 $$;
 comment on function reschedule_jobs(bigint[], timestamptz, integer, integer, integer) is

@@ -100,24 +100,6 @@ begin
 end;
 $$;
 
--- Halts the sequence of a job that was cancelled or discarded, unless the job's policy says to
--- continue. `job` is the job before that change. If it was discarded already, it has halted the
--- sequence then, and an operator may have resumed the sequence since.
-create or replace function _halt_sequence(job live_jobs, halt_reason text) returns void
-    language plpgsql set search_path from current
-as $$
-declare
-    v_now constant timestamptz := clock();
-begin
-    if job.sequence_key is not null and job.state <> 'discarded'
-       and not (case halt_reason when 'cancelled' then job.continue_on_cancelled
-                else job.continue_on_discarded end) then
-        insert into sequence_halts values (job.sequence_key, job.id, halt_reason, v_now)
-            on conflict do nothing;
-    end if;
-end;
-$$;
-
 -- Removes the halt at a job that is retried or deleted, so that the jobs behind it may run.
 create or replace function _unhalt_sequence(sequence_key text, job_id bigint) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off

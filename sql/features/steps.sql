@@ -175,30 +175,10 @@ begin
         do update set run = excluded.run, at = excluded.at, result = excluded.result,
                       signal_id = excluded.signal_id;
     if v_answer is null then
-        perform _park_for_signal(job, until, v_now);
+        perform _leave(array[row(
+            job.id, 'pending', until, greatest(job.attempts - 1, 0), null, null, null, null)::_move]);
     end if;
     return v_answer;
-end;
-$$;
-
--- Ends the run of a job that waits for a signal. A job that was cancelled or superseded ends instead.
-create or replace function _park_for_signal(job live_jobs, until timestamptz, now timestamptz) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    if job.superseded is not null or job.cancel_requested_at is not null then
-        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
-                               job.superseded);
-        return;
-    end if;
-    update live_jobs j
-    set state = 'pending', parked = 'signal', ready_at = null, due_at = until, updated_at = now,
-        attempts = greatest(job.attempts - 1, 0), worker_id = null, claimed_at = null, started_at = null,
-        slot = null, pace = null, turn = null
-    where j.id = job.id;
-    insert into promotion_requests (lane, job_id, later) values ('signal', job.id, true);
-    perform _hand_on(null, array[job.queue_name], array[job.slot]) where job.queue_name is not null;
-    perform _notify_workers();
 end;
 $$;
 

@@ -118,28 +118,6 @@ begin
 end;
 $$;
 
--- Discards a retryable job that is due if another job has its unique key (River policies); true if
--- it did. The caller has locked the key's row, so that promoters and adds take turns. If an add has
--- it locked, the caller leaves the job to the next promotion.
-create or replace function _discard_if_key_taken(job live_jobs) returns boolean
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    if not exists (
-        select from live_jobs j
-        where j.unique_key = job.unique_key and j.id <> job.id and j.state = any (job.unique_recheck)
-        union all
-        select from finished_jobs f
-        where f.unique_key = job.unique_key and f.state = any (job.unique_recheck)) then
-        return false;
-    end if;
-    update live_jobs j set meta = coalesce(j.meta, '{}') || '{"unique_key_conflict": "scheduler_discarded"}'
-        where j.id = job.id;
-    perform _discard(job, null, 'its unique key was taken while it waited for its retry');
-    return true;
-end;
-$$;
-
 -- Deletes the rows of keys that no job has any more. It skips a row that another session has
 -- locked, since that session is about to use it. Under REPEATABLE READ and SERIALIZABLE, whose
 -- snapshot may be too old to judge, it skips all; maintain() finds them later.

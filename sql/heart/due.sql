@@ -136,8 +136,8 @@ end;
 $$;
 
 -- River's rule for retries that did not hold their unique key while they waited: one job per key
--- survives. The row of the key is locked, so that each job sees the outcome of the one before. A
--- key that another session has locked is left to the next call.
+-- survives, and the others are discarded. The row of the key is locked, so that each job sees the outcome of
+-- the one before. A key that an add or another promotion has locked is left to the next call.
 create or replace function _promote_rechecked(due tid[]) returns integer
     language plpgsql set search_path from current
 as $$
@@ -152,11 +152,18 @@ begin
         where d.ctid = any (due) and d.state = 'retryable' and d.unique_recheck is not null
         order by d.due_at, d.id
     loop
-        if not _discard_if_key_taken(v_job) then
-            perform _requeue(v_job, v_job.run_at, v_job.attempts, 'retryable');
-            v_promoted := v_promoted + (
-                select count(*) from live_jobs j where j.id = v_job.id and j.ready_at is not null);
-        end if;
+        update live_jobs j
+        set meta = coalesce(j.meta, '{}') || '{"unique_key_conflict": "scheduler_discarded"}'
+        where j.id = v_job.id and (
+            exists (select from live_jobs l
+                    where l.unique_key = j.unique_key and l.id <> j.id and l.state = any (j.unique_recheck))
+            or exists (select from finished_jobs f
+                       where f.unique_key = j.unique_key and f.state = any (j.unique_recheck)));
+        perform _leave(array[row(
+            v_job.id, case when found then 'discarded' else 'retryable' end, v_job.run_at, null,
+            'its unique key was taken while it waited for its retry', null, null, null)::_move]);
+        v_promoted := v_promoted + (
+            select count(*) from live_jobs j where j.id = v_job.id and j.ready_at is not null);
     end loop;
     return v_promoted;
 end;

@@ -1,5 +1,4 @@
--- heart/fail: fail_jobs: running -> retryable, discarded or cancelled. It ends most jobs of a batch in
--- one statement (_fail_all).
+-- heart/fail: fail_jobs: running -> retryable, discarded or cancelled (heart/leave).
 
 create or replace function fail_jobs(failures jsonb) returns bigint[]
     language plpgsql security definer set search_path from current
@@ -10,9 +9,7 @@ declare
     v_now constant timestamptz := clock();
     v_items _failure[];
     v_malformed text;
-    v_accepted bigint[];
-    v_odd boolean;
-    v_forget boolean := (select s.discarded_retention = interval '0' from settings s);
+    v_moves _move[];
 begin
     if failures is null or jsonb_typeof(failures) <> 'array' then
         raise exception 'fail_jobs: failures must be a JSON array of objects, got %',
@@ -26,30 +23,29 @@ begin
         raise warning 'fail_jobs: malformed items are left out: %', left(v_malformed, 1000)
             using hint = 'Their jobs keep running until their worker ends.';
     end if;
-    -- Locks all jobs, in the order of their ids, before it changes any. A job that is named twice
-    -- fails once.
-    with item as materialized (
-        select distinct on (i.id, i.run) i.id, i.run, i.error, i.discard, i.cancel
-        from unnest(v_items) i order by i.id, i.run, i.position),
-    held as materialized (
-        select j.id, j.run, j.worker_id, i.error,
-               i.cancel or j.superseded is not null or j.cancel_requested_at is not null as ends,
-               i.discard or j.attempts >= j.max_attempts or j.started_at is not null as may_be_discarded
-        from item i cross join lateral (
-            select j.* from live_jobs j
-            where j.id between i.id and i.id and j.run = i.run and j.state = 'running' for update) j),
-    noted as (
-        insert into errors (job_id, run, at, worker, error)
-        select h.id, h.run, v_now, h.worker_id::text, h.error from held h)
-    select array_agg(h.id), bool_or(h.ends or h.may_be_discarded and v_forget) into v_accepted, v_odd
-    from held h;
-    if v_odd then
-        perform _fail_for_good(v_items);
-    end if;
-    if v_accepted is not null then
-        perform _fail_all(v_items);
-    end if;
-    return coalesce(v_accepted, '{}');
+    -- Locks the jobs in the order of their ids. A job that is named twice fails once.
+    v_moves := array(
+        select row(j.id, case when i.cancel then 'cancelled' when w.why is not null then 'discarded'
+                              else 'retryable' end,
+                   case when i.delay is not null then v_now + i.delay
+                        -- Without a policy, e to e^10 seconds (about 6 hours), as in Graphile Worker.
+                        else greatest(v_now, j.run_at) + case when t.backoff is null
+                            then exp(least(j.attempts, 10)) * interval '1 second'
+                            else _retry_delay(t.backoff, j.attempts) end end,
+                   null, case when i.cancel then i.error else w.why end, i.error, i.payload, null)::_move
+        from (select distinct on (u.id, u.run) u.* from unnest(v_items) u
+              order by u.id, u.run, u.position) i
+        cross join lateral (
+            select l.* from live_jobs l
+            where l.id between i.id and i.id and l.run = i.run and l.state = 'running' for update) j
+        left join tasks t on t.identifier = j.task_identifier
+        cross join lateral (
+            select case when i.discard then 'discarded by its handler'
+                        when i.not_started is not true and _must_not_rerun(j)
+                            then 'failed, and must not be run twice'
+                        when j.attempts >= j.max_attempts then 'out of attempts' end as why) w);
+    perform _leave(v_moves);
+    return array(select m.id from unnest(v_moves) m);
 end;
 $$;
 comment on function fail_jobs(jsonb) is
@@ -122,111 +118,6 @@ exception when data_exception then
     return null;
 end;
 $$;
-
--- The common ends of failed runs, in one statement: retryable or discarded. The caller has locked
--- the rows and recorded the errors.
-create or replace function _fail_all(items _failure[]) returns void
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
-as $$
-declare
-    v_now timestamptz := clock();
-    v_retention interval := (select s.discarded_retention from settings s);
-    v_queues text[];
-    v_slots xid8[];
-    v_sequences text[];
-    v_discarded bigint[];
-begin
-    with item as materialized (
-        select distinct on (i.id, i.run) i.* from unnest(items) i order by i.id, i.run, i.position),
-    fate as materialized (
-        select j.id, j.slot, i.error, i.payload, r.run_at, w.why, p.*
-        from item i
-        cross join lateral (
-            select l.* from live_jobs l
-            where l.id between i.id and i.id and l.run = i.run and l.state = 'running' offset 0) j
-        left join tasks t on t.identifier = j.task_identifier
-        cross join lateral (select _failed_for(j, i.discard, i.not_started) as why) w
-        cross join lateral (
-            select case when w.why is not null then j.run_at when i.delay is not null then v_now + i.delay
-                        -- Without a policy, e to e^10 seconds (about 6 hours), as in Graphile Worker.
-                        else greatest(v_now, j.run_at) + case when t.backoff is null
-                            then exp(least(j.attempts, 10)) * interval '1 second'
-                            else _retry_delay(t.backoff, j.attempts) end end as run_at) r
-        cross join lateral (select _must_wait(j.queue_name) as waits offset 0) q
-        left join lateral _place(r.run_at, v_now, null, q.waits, 'retryable') p on w.why is null),
-    failed as (
-        update live_jobs j
-        set state = coalesce(f.state, 'discarded'), parked = f.parked, ready_at = f.ready_at,
-            due_at = f.due_at, run_at = f.run_at, updated_at = v_now, worker_id = null, claimed_at = null,
-            last_error = f.error,
-            payload = coalesce(f.payload, j.payload),
-            started_at = case when f.why is not null then j.started_at end,
-            reason = coalesce(f.why, j.reason), finished_at = case when f.why is not null then v_now end,
-            expires_at = case when f.why is not null then v_now + v_retention end,
-            sequence_head = case when f.why is null then j.sequence_head end, slot = null, pace = null,
-            turn = null
-        from fate f where j.id between f.id and f.id
-        returning j.id, j.queue_name, j.sequence_key, j.continue_on_discarded, f.why, f.slot),
-    halted as (
-        insert into sequence_halts
-        select f.sequence_key, f.id, 'discarded', v_now from failed f
-        where f.why is not null and f.sequence_key is not null and not f.continue_on_discarded
-        order by f.sequence_key, f.id
-        on conflict do nothing)
-    select array_agg(f.queue_name) filter (where f.queue_name is not null),
-           array_agg(f.slot) filter (where f.queue_name is not null),
-           array_agg(distinct f.sequence_key) filter (where f.why is not null and f.sequence_key is not null),
-           array_agg(f.id) filter (where f.why <> '')
-    into v_queues, v_slots, v_sequences, v_discarded from failed f;
-    perform _tell_of_end(v_discarded, 'discarded');
-    perform _hand_on(v_sequences, v_queues, v_slots);
-    perform _notify_workers();
-end;
-$$;
-
--- The uncommon ends of failed runs, one job at a time: cancelled, superseded, or discarded while
--- discarded_retention is 0.
-create or replace function _fail_for_good(items _failure[]) returns void
-    language plpgsql set search_path from current
-as $$
-declare
-    v_forget boolean := (select s.discarded_retention = interval '0' from settings s);
-    v_failure record;
-    v_job live_jobs;
-    v_why text;
-begin
-    for v_failure in
-        select j.job, i.error, i.discard, i.cancel, i.not_started, i.payload
-        from (select distinct on (u.id, u.run) u.* from unnest(items) u order by u.id, u.run, u.position) i
-        cross join lateral (
-            select l as job from live_jobs l
-            where l.id between i.id and i.id and l.run = i.run and l.state = 'running' offset 0) j
-        order by i.id
-    loop
-        v_job := v_failure.job;
-        v_why := _failed_for(v_job, v_failure.discard, v_failure.not_started);
-        if v_failure.cancel then
-            perform _finalize_jobs(array[v_job.id], null, 'cancelled', null,
-                coalesce(v_job.superseded, v_failure.error), v_failure.error);
-        elsif v_job.superseded is not null or v_job.cancel_requested_at is not null then
-            perform _finalize_jobs(array[v_job.id], null, 'cancelled', null,
-                coalesce(v_job.superseded, 'cancelled'), v_failure.error);
-        elsif v_forget and v_why is not null then
-            perform _discard(v_job, v_failure.error, v_why, v_failure.payload);
-        end if;
-    end loop;
-end;
-$$;
-
--- The reason why a failed run discards its job; null if the job may be retried.
-create or replace function _failed_for(job live_jobs, discard boolean, not_started boolean) returns text
-    language sql immutable
-    return case when discard then 'discarded by its handler'
-                when not coalesce(not_started, false) and _must_not_rerun(job)
-                    then 'failed, and must not be run twice'
-                when (job).attempts >= (job).max_attempts then 'out of attempts' end;
 
 -- The delay that a policy gives after this number of attempts.
 create or replace function _retry_delay(backoff jsonb, attempts integer) returns interval

@@ -114,7 +114,7 @@ begin
     end if;
     if v_next.halts then
         insert into sequence_halts
-        select l.halts, l.job_id, 'cancelled', v_now from unnest(ends) l where l.halts is not null
+        select l.halts, l.job_id, final_state, v_now from unnest(ends) l where l.halts is not null
         on conflict do nothing;
     end if;
     if v_next.asks then

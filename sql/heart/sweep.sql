@@ -74,29 +74,24 @@ create or replace function _rescue_jobs(worker_ids bigint[], error text) returns
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_job live_jobs;
-    v_count integer := 0;
     v_ids bigint[];
+    v_moves _move[];
 begin
     if worker_ids = '{}' then
         return 0;
     end if;
     v_ids := _held_by(worker_ids);
-    for v_job in
-        select j.* from live_jobs j
-        where j.id = any (v_ids) and j.worker_id = any (_rescue_jobs.worker_ids) and j.state = 'running'
-        order by j.id + 0 for update skip locked
-    loop
-        perform _record_error(v_job, error);
-        if v_job.attempts >= v_job.max_attempts and not _must_not_rerun(v_job) then
-            perform _discard(v_job, error, 'worker lost on the last attempt');
-        else
-            perform _requeue(v_job, v_job.run_at, v_job.attempts, 'scheduled', error);
-        end if;
-        v_count := v_count + 1;
-    end loop;
+    v_moves := array(
+        select row(h.id, case when h.attempts >= h.max_attempts and not h.lost then 'discarded'
+                              else 'scheduled' end,
+                   h.run_at, null, 'worker lost on the last attempt', _rescue_jobs.error, null, null)::_move
+        from (select j.id, j.attempts, j.max_attempts, j.run_at, _must_not_rerun(j) as lost from live_jobs j
+              where j.id = any (v_ids) and j.worker_id = any (_rescue_jobs.worker_ids)
+                and j.state = 'running'
+              order by j.id + 0 for update skip locked) h);
+    perform _leave(v_moves);
     perform _forget_claims(worker_ids);
-    return v_count;
+    return cardinality(v_moves);
 end;
 $$;
 

@@ -305,9 +305,10 @@ begin
         where c.verb = any ('{fail,cancel,discard,not_started}') having count(*) > 0;
     v_snoozed := snooze_jobs(array_agg(c.id), array_agg(c.run), array_agg(_interval_of(c.value -> 'delay_s')))
         from unnest(v_counts) c where c.verb = 'snooze' having count(*) > 0;
-    perform _hand_back(j, c.value -> 'begun' is distinct from 'false') from unnest(v_counts) c, lateral (
+    perform _leave(array_agg(_handed_back(j, j.run_at, c.value -> 'begun' is distinct from 'false')))
+        from unnest(v_counts) c, lateral (
             select l.* from live_jobs l where l.id between c.id and c.id and l.run = c.run offset 0) j
-        where c.verb = 'release';
+        where c.verb = 'release' having count(*) > 0;
     return array(
         select row(r.position, r.verb, r.id, r.run, case
             when r.problem is not null then 'malformed: ' || r.problem
@@ -320,44 +321,6 @@ begin
         order by r.position);
 end;
 $$;
-
-create or replace function snooze_jobs(job_ids bigint[], runs bigint[], delays interval[]) returns bigint[]
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_bad interval;
-    v_item record;
-    v_job live_jobs;
-    v_run_at timestamptz;
-    v_accepted bigint[] := array[]::bigint[];
-begin
-    if cardinality(job_ids) is distinct from cardinality(runs)
-       or cardinality(job_ids) is distinct from cardinality(delays) then
-        raise exception 'snooze_jobs: job_ids, runs and delays must be of one length, got %, % and %',
-            cardinality(job_ids), cardinality(runs), cardinality(delays) using errcode = 'PW001';
-    end if;
-    select d.delay into v_bad from unnest(delays) d(delay)
-    where (d.delay between interval '0' and interval '1000 years') is not true limit 1;
-    if found then
-        raise exception 'snooze_jobs: each delay must be from 0 to 1000 years, got %',
-            coalesce(v_bad::text, 'NULL') using errcode = 'PW001';
-    end if;
-    for v_item in select i.* from unnest(job_ids, runs, delays) i(id, run, delay) order by i.id loop
-        select j.* into v_job from live_jobs j
-        where j.id = v_item.id and j.run = v_item.run and j.state = 'running' for update;
-        continue when not found or _must_not_rerun(v_job)
-            and v_job.superseded is null and v_job.cancel_requested_at is null;
-        v_run_at := clock() + v_item.delay;
-        perform _requeue(v_job, v_run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
-        v_accepted := v_accepted || v_job.id;
-    end loop;
-    return v_accepted;
-end;
-$$;
-comment on function snooze_jobs(bigint[], bigint[], interval[]) is
-    'Postpones running jobs, each by its delay, and gives their attempts back (River: snooze). '
-    'Returns the ids that were accepted. A stale run is left out, and so is a job with delivery '
-    'at_most_once that was started: it keeps running until its end is reported. Errors: PW001.';
 
 create or replace function once(job_id bigint, run bigint, name text) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off

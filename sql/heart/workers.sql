@@ -142,18 +142,6 @@ begin
 end;
 $$;
 
--- Requeues a running job, and gives its attempt back. If its handler was not called, its expires_at still
--- holds.
-create or replace function _hand_back(job live_jobs, begun boolean) returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    perform _requeue(job, job.run_at, greatest(job.attempts - 1, 0), 'scheduled');
-    update live_jobs j set start_by = j.claimed_start_by
-    where j.id = job.id and j.claimed_start_by is not null and not (begun or _must_not_rerun(job));
-end;
-$$;
-
 create or replace function unregister_worker(worker_id bigint) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -163,7 +151,8 @@ begin
     -- Not a delete: by this row, a sweep finds the jobs of a claim that was still open. The sweep
     -- deletes it a day later.
     update workers w set dead_at = v_now where w.id = unregister_worker.worker_id;
-    perform _hand_back(j, true) from _lock_free_jobs(array[unregister_worker.worker_id]) j;
+    perform _leave(array(
+        select _handed_back(j, j.run_at) from _lock_free_jobs(array[unregister_worker.worker_id]) j));
     perform _forget_claims(array[unregister_worker.worker_id]);
     perform _release_worker_lock(unregister_worker.worker_id);
 end;
@@ -177,21 +166,20 @@ create or replace function reconcile(worker_id bigint, job_ids bigint[], runs bi
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_job live_jobs;
-    v_held bigint[] := array[]::bigint[];
+    v_moves _move[];
+    v_held bigint[];
 begin
     if not exists (select from workers w where w.id = reconcile.worker_id and _is_registered(w)) then
         raise exception 'reconcile: worker % is unknown or was declared dead',
             coalesce(worker_id::text, 'NULL') using errcode = 'PW004';
     end if;
-    for v_job in select j.* from _lock_free_jobs(array[reconcile.worker_id]) j loop
-        if exists (select from unnest(job_ids, runs) k(id, run)
-                   where k.id = v_job.id and k.run = v_job.run) then
-            v_held := v_held || v_job.id;
-        else
-            perform _hand_back(v_job, false);
-        end if;
-    end loop;
+    select array_agg(j.id) filter (where k.id is not null),
+           array_agg(_handed_back(j, j.run_at, false)) filter (where k.id is null)
+    into v_held, v_moves
+    from _lock_free_jobs(array[reconcile.worker_id]) j
+    left join (select distinct u.id, u.run from unnest(job_ids, runs) u(id, run)) k
+        on k.id = j.id and k.run = j.run;
+    perform _leave(v_moves) where v_moves is not null;
     return array(
         select h.id from unnest(v_held) h(id)
         union
@@ -217,33 +205,31 @@ create or replace function report_crash(
 as $$
 declare
     v_now constant timestamptz := clock();
-    v_error text := coalesce(error, 'its worker process died');
     v_limit integer := (select s.max_crashes from settings s);
     v_alone boolean := cardinality(job_ids) = 1;
     v_job live_jobs;
+    v_moves _move[] := '{}';
 begin
     update workers w set dead_at = v_now where w.id = report_crash.worker_id and _is_registered(w);
     for v_job in select j.* from _lock_free_jobs(array[report_crash.worker_id]) j loop
         if not exists (select from unnest(job_ids, runs) k(id, run)
                        where k.id = v_job.id and k.run = v_job.run) then
-            perform _hand_back(v_job, false);
+            v_moves := v_moves || _handed_back(v_job, v_job.run_at, false);
             continue;
         end if;
         update live_jobs j set crashes = least(coalesce(j.crashes, 0) + 1, 32767) where j.id = v_job.id
         returning j.* into v_job;
-        perform _record_error(v_job, v_error);
-        if v_alone and v_job.crashes >= v_limit and not _must_not_rerun(v_job) then
-            perform _discard(v_job, v_error, format('it ended %s worker processes', v_job.crashes));
-        elsif v_alone and v_job.attempts >= v_job.max_attempts and not _must_not_rerun(v_job) then
-            perform _discard(v_job, v_error, 'worker lost on the last attempt');
-        else
-            -- Any of several jobs may be to blame: each gets its attempt back, and will be run
-            -- alone.
-            perform _requeue(
-                v_job, v_job.run_at, v_job.attempts - case when v_alone then 0 else 1 end,
-                'scheduled', v_error);
-        end if;
+        -- Any of several jobs may be to blame: each gets its attempt back, and will be run alone.
+        v_moves := v_moves || row(
+            v_job.id,
+            case when v_alone and (v_job.crashes >= v_limit or v_job.attempts >= v_job.max_attempts)
+                      and not _must_not_rerun(v_job) then 'discarded' else 'scheduled' end,
+            v_job.run_at, v_job.attempts - case when v_alone then 0 else 1 end,
+            case when v_job.crashes >= v_limit then format('it ended %s worker processes', v_job.crashes)
+                 else 'worker lost on the last attempt' end,
+            coalesce(error, 'its worker process died'), null, null)::_move;
     end loop;
+    perform _leave(v_moves);
     perform _forget_claims(array[report_crash.worker_id]);
     perform _release_worker_lock(report_crash.worker_id);
 end;

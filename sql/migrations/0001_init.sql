@@ -178,6 +178,18 @@ create type _loose_end as (
     result jsonb
 );
 
+-- Where a job goes from running or waiting (private): heart/leave. Null: as before.
+create type _move as (
+    id bigint,
+    goal text,               -- scheduled, retryable, pending (for a signal), discarded, cancelled, deleted
+    run_at timestamptz,      -- from when on it may run; of a pending one: until when it waits
+    attempts integer,
+    reason text,             -- why it is discarded or cancelled
+    error text,              -- of its run
+    payload json,
+    start_by timestamptz
+);
+
 -- The place up to which a session has walked an index (private): heart/floors.
 create type _floor as (
     priority smallint,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.support.queues import add, answered, claim, claim_from_the_head, states
 
@@ -24,6 +25,21 @@ def test_a_queue_of_n_runs_n_at_once_and_a_next_one_for_each_that_ends(
     for i in range(10):
         api.finish(ids[i])
         assert claim(api, worker) == ids[i + limit : i + limit + 1]
+
+
+def test_a_unique_retry_that_falls_due_lets_no_other_job_of_its_queue_start(
+    api: Any, worker: int, clock: Any
+) -> None:
+    policy = {"by_args": True, "by_state": ["available", "pending", "running", "scheduled"]}
+    api.add_job("t", queue_name="q", unique_policy=Jsonb(policy))
+    api.fail(api.claim(worker, "t"), delay=60)
+    first = add(api, 2)[0]
+    assert claim(api, worker) == [first]
+    clock.advance(hours=1)
+    api.promote_jobs()
+    assert claim(api, worker) == []
+    api.finish(first)
+    assert len(claim(api, worker)) == 1
 
 
 def test_a_queue_without_a_limit_is_only_a_name(api: Any, worker: int) -> None:
