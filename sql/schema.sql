@@ -250,7 +250,7 @@ create table edges (
         revision, parent_id, condition, ref)
 );
 
-CREATE INDEX edges_parent ON edges USING btree (parent_id);
+CREATE INDEX edges_parent ON edges USING btree (parent_id, child_id);
 
 create table errors (
     job_id bigint not null,

@@ -150,23 +150,23 @@ begin
 end;
 $$;
 
--- How many jobs of a queue that takes turns may be ahead of the claims: one, or more if few queues of its
--- family wait. Their places alternate, since all are let in at once.
-create or replace function _turns_in(queue_name text, family text, most integer) returns bigint
+-- How many jobs of each queue of a family that takes turns may be ahead of the claims: one, or more if few
+-- of its queues wait. Their places alternate, since all are let in at once.
+create or replace function _turns_in(family text, most integer) returns bigint
     language plpgsql stable set search_path from current
 as $$
 begin
     return (
         with recursive waiting as (
             (select j.queue_name as name, 1 as n from live_jobs j
-             where j.parked = 'queue' and j.queue_name >= coalesce(family, _turns_in.queue_name)
+             where j.parked = 'queue' and j.queue_name >= _turns_in.family
              order by j.queue_name limit 1)
             union all
             select (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > w.name
                     order by j.queue_name limit 1), w.n + 1
-            from waiting w where starts_with(w.name, coalesce(family, _turns_in.queue_name)) and w.n < 20)
+            from waiting w where starts_with(w.name, _turns_in.family) and w.n < 20)
         select case when count(*) >= 20 then 1 else greatest(1, most / greatest(count(*), 1)) end
-        from waiting w where starts_with(w.name, coalesce(family, _turns_in.queue_name)));
+        from waiting w where starts_with(w.name, _turns_in.family));
 end;
 $$;
 

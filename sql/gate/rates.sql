@@ -119,10 +119,15 @@ create or replace function _room_in(queue_names text[], most integer, now timest
         ahead bigint, free bigint)
     language sql stable
 begin atomic
+    with queue as materialized (
+        select q.* from _queues_of(_room_in.queue_names) q),
+    turn as materialized ( -- one look for each family
+        select jsonb_object_agg(f.family, _turns_in(f.family, _room_in.most)) as jobs
+        from (select distinct q.family from queue q where q.fair offset 0) f)
     select q.queue_name, q.slots, q.changed, q.rate_limit, q.rate_period, q.fair, t.ahead,
            least(q.slots - t.taken, r.room - t.ahead,
-                 case when q.fair then _turns_in(q.queue_name, q.family, _room_in.most) - t.ahead end)
-    from _queues_of(_room_in.queue_names) q
+                 case when q.fair then ((select u.jobs from turn u) ->> q.family)::bigint - t.ahead end)
+    from queue q
     left join lateral _room_of_rate(q.queue_name, q.rate_limit, q.rate_period, _room_in.now) r on true
     cross join lateral (
         select count(*) as taken, count(*) filter (where j.state <> 'running') as ahead

@@ -465,7 +465,7 @@ create table edges (
     -- A job may name another one twice: with two conditions, or by two refs of which one is a duplicate.
     unique nulls not distinct (child_id, revision, parent_id, condition, ref)
 );
-create index edges_parent on edges (parent_id);
+create index edges_parent on edges (parent_id, child_id);
 
 -- Which of its edges a waiting job watches: the only ones that the end of a parent looks for.
 create table watches (

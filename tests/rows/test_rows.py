@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.rows import crowds
+from tests.rows import crowds, world
 from tests.rows.allowed import ALLOWED
 from tests.rows.growth import MANY, grown
 from tests.rows.measure import Place
-from tests.rows.verbs import VERBS
+from tests.rows.verbs import VERBS, Verb
 
 
 def alike() -> list[Any]:
@@ -37,6 +37,22 @@ def test_no_call_reads_more_beside_more_of_several_crowds(place: Place, names: l
 def test_no_call_reads_more_beside_a_larger_crowd(place: Place, crowd: str) -> None:
     found = grown(place, [crowd], 40, MANY)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("crowd", [
+    "of many queues", "of a family that takes turns", "of many sequences",
+    "that wait for one job",
+])  # fmt: skip
+def test_what_a_promotion_reads_grows_no_faster_than_what_it_lets_in(place: Place, crowd: str) -> None:
+    place.rows("set plan_cache_mode = force_generic_plan; analyze")
+    named = world.make(place.rows)
+    each = list[float]()
+    for count in (500, 4000):
+        crowds.make(place.rows, crowd, count)
+        reads = place.reads(Verb("select pyworker.promote_jobs()"), named)
+        each.append((reads.rows + reads.pages) / count)
+        crowds.settle(place.rows)
+    assert each[1] < 1.5 * each[0] + 5, reads
 
 
 def test_each_public_function_is_measured(place: Place) -> None:
