@@ -53,7 +53,7 @@ begin
     from (select l.job_key from live_jobs l where l.job_key is not null limit max_rows) j
     group by j.job_key having count(*) > 1
     union all
-    select 'ledger', j.id::text, null
+    select 'unique key', j.id::text, null
     from ((select l.id, l.unique_key from live_jobs l where l.unique_key is not null limit max_rows)
           union all (select f.id, f.unique_key from finished_jobs f where f.unique_key is not null
                      limit max_rows)) j
@@ -213,7 +213,7 @@ begin
         ('I2', 'more than one job holds the job_key ',
          'update ~.live_jobs j set job_key = null where j.job_key = any (%L) '
          'and j.id < (select max(k.id) from ~.live_jobs k where k.job_key = j.job_key)'),
-        ('ledger', 'jobs whose unique key others may take as well: job ',
+        ('unique key', 'jobs whose unique key others may take as well: job ',
          'insert into ~.unique_keys (unique_key) '
          'select j.unique_key from ~.live_jobs j where j.unique_key is not null union '
          'select f.unique_key from ~.finished_jobs f where f.unique_key is not null on conflict do nothing'),

@@ -1,5 +1,5 @@
--- features/unique: finds duplicates, resolves the conflict with them, and keeps the ledger of unique
--- keys. Both kinds of policies (features/unique_policy) share this mechanism.
+-- features/unique: finds duplicates, resolves the conflict with them, and keeps the rows of
+-- unique_keys. Both kinds of policies (features/unique_policy) share this mechanism.
 --
 -- An existing job makes a new one a duplicate if it has the same unique key, is in one of the
 -- states that the NEW policy names, and was created within the NEW policy's period.

@@ -108,7 +108,7 @@ begin atomic
         offset 0) p;
 end;
 
--- The lane that a promotion request must name to promote a job that is parked like this; null if it
+-- The lane that a request must name to promote a job that is parked like this; null if it
 -- is not parked, or waits for other jobs or a signal.
 create or replace function _lane_of(parked text, queue_name text, sequence_key text) returns text
     language sql immutable

@@ -219,7 +219,7 @@ def test_jobs_of_the_dead(api: Any, job_in: Any, clock: Any) -> None:
 def test_a_unique_key_without_its_row(api: Any) -> None:
     api.add_job("t", unique_policy={})
     api.rows("delete from pyworker.unique_keys")
-    heals(api, "invariants", "error", "ledger: ")
+    heals(api, "invariants", "error", "unique key: jobs whose unique key others may take")
     assert api.add_job("t", unique_policy={"on_conflict": "ignore"}).deduplicated
 
 
