@@ -7,39 +7,28 @@ create or replace function _check_owners()
     language plpgsql set search_path from current
 as $$
 declare
+    v_schema constant oid := quote_ident(current_schema())::regnamespace;
     v_owner constant oid := (select c.relowner from pg_class c where c.oid = 'migrations'::regclass);
 begin
     return query
-    with stray as (
-        select 1 as step, 'schema' as kind, format('%I', n.nspname) as path, n.nspname::text as name,
-               n.nspowner as owner
-        from pg_namespace n where n.nspname in (current_schema(), _query_schema())
-        union all
-        select 2, case c.relkind when 'v' then 'view' when 'c' then 'type' when 'S' then 'sequence'
-                       else 'table' end,
-               format('%I.%I', current_schema(), c.relname), c.relname::text, c.relowner
-        from pg_class c join pg_namespace n on n.oid = c.relnamespace
-        where n.nspname = current_schema() and c.relkind in ('r', 'p', 'v', 'c', 'S')
-          and not (c.relkind = 'S' and exists ( -- of an identity column: it has the owner of its table
-              select from pg_depend d
-              where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'i'))
-        union all
-        select 3, 'function',
-               format('%I.%I(%s)', current_schema(), p.proname, (
-                   select string_agg(concat(case when t.typnamespace = n.oid
-                                                 then quote_ident(current_schema()) || '.' end,
-                                            format_type(t.oid, null)), ', ' order by a.nr)
-                   from unnest(p.proargtypes::oid[]) with ordinality a(type, nr)
-                   join pg_type t on t.oid = a.type)),
-               p.proname::text, p.proowner
-        from pg_proc p join pg_namespace n on n.oid = p.pronamespace where n.nspname = current_schema())
     select 'owners', 'error',
            format('some of pyworker does not belong to %s, its owner: %s', pg_get_userbyid(v_owner),
-                  _few(array_agg(format('%s %s (%s)', s.kind, s.name, pg_get_userbyid(s.owner))
-                                 order by s.step, s.name))),
-           string_agg(format('alter %s %s owner to %I', s.kind, s.path, pg_get_userbyid(v_owner)), E';\n'
-                      order by s.step, s.path)
-    from stray s where s.owner <> v_owner having count(*) > 0;
+                  _few(array_agg(format('%s %s (%s)', i.type, i.identity, pg_get_userbyid(o.owner))
+                                 order by o.step, i.identity))),
+           string_agg(format('alter %s %s owner to %I', replace(i.type, 'composite type', 'type'), i.identity,
+                             pg_get_userbyid(v_owner)), E';\n' order by o.step, i.identity)
+    from (select 1 as step, 'pg_namespace'::regclass as class, n.oid, n.nspowner as owner
+          from pg_namespace n where n.nspname in (current_schema(), _query_schema())
+          union all
+          select 2, 'pg_class', c.oid, c.relowner from pg_class c
+          where c.relnamespace = v_schema and c.relkind in ('r', 'p', 'v', 'c', 'S')
+            and not (c.relkind = 'S' and exists ( -- of an identity column: it has the owner of its table
+                select from pg_depend d
+                where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'i'))
+          union all
+          select 3, 'pg_proc', p.oid, p.proowner from pg_proc p where p.pronamespace = v_schema) o
+    cross join lateral pg_identify_object(o.class, o.oid, 0) i
+    where o.owner <> v_owner having count(*) > 0;
 end;
 $$;
 
@@ -51,6 +40,7 @@ create or replace function _check_catalog()
     language plpgsql set search_path from current
 as $$
 declare
+    v_schema constant oid := quote_ident(current_schema())::regnamespace;
     v_path constant text := 'search_path=' || current_setting('search_path');
 begin
     return query
@@ -58,8 +48,8 @@ begin
            'functions that roles may call do not run as their owner in a fixed search_path: '
                || _few(array_agg(distinct p.proname::text)),
            'install this version again: pyworker migrate, or psql -f sql/install.sql'
-    from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-    where n.nspname = current_schema() and p.prosqlbody is null
+    from pg_proc p
+    where p.pronamespace = v_schema and p.prosqlbody is null
       and exists (select from _granted() g
                   where p.proname = any (g.functions)
                      or concat(p.proname, '/', p.pronargs) = any (g.functions))
@@ -73,8 +63,8 @@ begin
            -- _ccnew and _ccold are left over from REINDEX CONCURRENTLY: drop them.
            case when x.relname ~ '_cc(new|old)[0-9]*$' then _fix('drop index concurrently ~.%I', x.relname)
                 else _fix('reindex index concurrently ~.%I', x.relname) end
-    from pg_index i join pg_class x on x.oid = i.indexrelid join pg_namespace n on n.oid = x.relnamespace
-    where n.nspname = current_schema() and not (i.indisvalid and i.indisready)
+    from pg_index i join pg_class x on x.oid = i.indexrelid
+    where x.relnamespace = v_schema and not (i.indisvalid and i.indisready)
       and not exists (select from pg_stat_progress_create_index p where p.index_relid = i.indexrelid)
     order by x.relname limit 10;
     return query
@@ -86,9 +76,8 @@ begin
         union all
         select g.role, 2, 'execute on function', p.proname::text,
                has_function_privilege(g.role, p.oid, 'execute')
-        from role g join pg_proc p on p.proname = any (g.functions)
-            or concat(p.proname, '/', p.pronargs) = any (g.functions)
-        join pg_namespace n on n.oid = p.pronamespace where n.nspname = current_schema()
+        from role g join pg_proc p on p.pronamespace = v_schema and (
+            p.proname = any (g.functions) or concat(p.proname, '/', p.pronargs) = any (g.functions))
         union all
         select g.role, 3, 'select on', v.name,
                has_table_privilege(g.role, format('%I.%I', current_schema(), v.name), 'select')
@@ -112,11 +101,10 @@ begin
            'everybody may call or read what is pyworker''s own: ' || _few(array_agg(o.name order by o.name)),
            _fix('select ~._grant_rights()')
     from (select p.oid::regprocedure::text as name from pg_proc p
-          join pg_namespace n on n.oid = p.pronamespace
-          where n.nspname = current_schema() and has_function_privilege('public', p.oid, 'execute')
+          where p.pronamespace = v_schema and has_function_privilege('public', p.oid, 'execute')
           union all
-          select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
-          where n.nspname = current_schema() and c.relkind in ('r', 'p', 'v')
+          select c.oid::regclass::text from pg_class c
+          where c.relnamespace = v_schema and c.relkind in ('r', 'p', 'v')
             and has_table_privilege('public', c.oid, 'select, insert, update, delete')) o
     having count(*) > 0;
 end;
@@ -222,9 +210,9 @@ begin
     return query
     select 'autovacuum', 'warning', format('autovacuum is off for %s', c.relname),
            _fix('alter table ~.%I reset (autovacuum_enabled)', c.relname)
-    from pg_class c join pg_namespace n on n.oid = c.relnamespace, pg_options_to_table(c.reloptions) o
-    where n.nspname = current_schema() and o.option_name = 'autovacuum_enabled'
-      and not o.option_value::boolean order by c.relname limit 10;
+    from pg_class c, pg_options_to_table(c.reloptions) o
+    where c.relnamespace = quote_ident(current_schema())::regnamespace
+      and o.option_name = 'autovacuum_enabled' and not o.option_value::boolean order by c.relname limit 10;
     return query
     select 'notifications', 'warning',
            format('the server''s queue of notifications is %s %% full; at 100 %% no transaction that '

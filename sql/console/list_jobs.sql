@@ -209,28 +209,20 @@ declare
     v_states text[] := array_replace(states, 'active', 'running');
 begin
     perform _check_list(v_states, max_jobs, sort_by);
-    if sort_by = 'id' then
-        return query
-        select j.* from _read_jobs(v_states, tasks, queues, job_key, search, created_from, created_before,
-                                   after_id, newest_first, max_jobs, 20000) j;
-        return;
-    end if;
     return query
-    with found as materialized (
-        select j.* from _read_jobs(v_states, tasks, queues, job_key, search, created_from, created_before,
-                                   after_id, true, 20000, 20000) j),
-    sorted as (
-        select f.*, case when sort_by = 'attempts' then f.attempts else f.ran end as value
-        from found f where f.state is not null)
-    (select s.id, s.task_identifier, s.state, s.queue_name, s.key, s.sequence_key, s.priority, s.run_at,
-            s.attempts, s.max_attempts, s.created_at, s.locked_at, s.locked_by, s.finished_at, s.reason,
-            s.last_error, s.ran
-     from sorted s
-     order by case when newest_first then s.value end desc nulls last,
-              case when not newest_first then s.value end nulls last, s.id desc
-     limit max_jobs)
-    union all
-    select f.* from found f where f.state is null;
+    select j.id, j.task_identifier, j.state, j.queue_name, j.key, j.sequence_key, j.priority, j.run_at,
+           j.attempts, j.max_attempts, j.created_at, j.locked_at, j.locked_by, j.finished_at, j.reason,
+           j.last_error, j.ran
+    from (select s.*, row_number() over (
+              order by s.state is null, case when newest_first then s.value end desc nulls last,
+                       case when not newest_first then s.value end nulls last,
+                       case when sort_by <> 'id' then -s.id end, s.place) as rank
+          from (select r.*, row_number() over () as place,
+                       case sort_by when 'attempts' then r.attempts when 'run_time' then r.ran end as value
+                from _read_jobs(v_states, tasks, queues, job_key, search, created_from, created_before,
+                                after_id, newest_first or sort_by <> 'id',
+                                case when sort_by = 'id' then max_jobs else 20000 end, 20000) r) s) j
+    where j.rank <= max_jobs or j.state is null order by j.rank;
 end;
 $$;
 comment on function list_jobs(text[], text[], text[], text, text, timestamptz, timestamptz, bigint, boolean,

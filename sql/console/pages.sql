@@ -61,24 +61,25 @@ begin
         select j.kind, j.state from _some_jobs(v_most) j
         union all
         (select 'past', f.state from finished_jobs f limit v_most)),
-    counted as (select k.kind, count(*) < v_most as whole from looked k group by k.kind),
-    tallied as (select k.kind, k.state, count(*) as jobs from looked k group by k.kind, k.state)
+    tallied as (
+        select k.kind, k.state, count(*) as jobs, sum(count(*)) over (partition by k.kind) < v_most as whole
+        from looked k group by k.kind, k.state)
     select s.state,
            -- running jobs come first in the order of claims
-           case when coalesce(c.whole, true) or s.state = 'running' then coalesce(t.jobs, 0)
-                else greatest(coalesce(t.jobs, 0),
-                              _estimated_rows(format('select from %s j where j.state = %L', s.source,
-                                               s.state))) end,
-           coalesce(c.whole, true)
+           case when t.whole or s.state = 'running' then t.jobs
+                else greatest(t.jobs, _estimated_rows(format('select from %s j where j.state = %L', s.source,
+                                                             s.state))) end,
+           t.whole
     from (values
         (1, '{timed}'::text[], 'scheduled', 'live_jobs'), (2, '{parked}', 'pending', 'live_jobs'),
         (3, '{ready,queued}', 'available', 'live_jobs'), (4, '{ready}', 'running', 'live_jobs'),
         (5, '{timed}', 'retryable', 'live_jobs'), (6, '{past}', 'completed', 'finished_jobs'),
         (7, '{past}', 'cancelled', 'finished_jobs'), (8, '{discarded}', 'discarded', 'live_jobs'))
         s(place, kinds, state, source)
-    cross join lateral (select bool_and(k.whole) as whole from counted k where k.kind = any (s.kinds)) c
-    cross join lateral (select sum(k.jobs)::bigint as jobs from tallied k
-                        where k.kind = any (s.kinds) and k.state = s.state) t
+    cross join lateral (
+        select coalesce(sum(k.jobs) filter (where k.state = s.state), 0)::bigint as jobs,
+               coalesce(bool_and(k.whole), true) as whole
+        from tallied k where k.kind = any (s.kinds)) t
     order by s.place;
 end;
 $$;
