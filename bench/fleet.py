@@ -7,6 +7,10 @@ turns as docs/protocol.md says, with ten handlers of 20 ms at once. All clients 
 hundred of them fit beside the server. Eight connections add the jobs, evenly in time, by plain SQL. The wait
 of a job is the time from just before the call that adds it to its handler's start. With other checkouts,
 the SQL of each takes turns with this one's.
+
+The server's time is that of its processes, to the microsecond. Beside it stands how many times as much it is
+as what as many clients cost that send `select 1` once a second: on another machine, or one with other work to
+do, the ratio changes less than the time. So a fleet of clients like that comes before each row.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import psycopg
@@ -41,7 +46,7 @@ ADD = b"select from pyworker.add_job('t', to_json($1::text))"
 OPEN = b"select pyworker.open_worker() ->> 'worker'"
 COMMITS = "select sum(xact_commit) from pg_stat_database where datname = current_database()"
 COLUMNS = """\
- rate    adds    jobs server ms client ms    turns    empty  notified  commits   p50 ms   p99 ms"""
+ rate    adds    jobs server ms  ÷ plain client ms    turns    empty  notified  commits   p50 ms   p99 ms"""
 SETTINGS = {"max_connections": "400", "shared_buffers": "1GB", "max_wal_size": "8GB"}
 Rows = list[tuple[bytes | None, ...]]
 told: Counter[str] = Counter()  # what the clients did
@@ -182,6 +187,21 @@ class Worker(Client):
         self.look()
 
 
+class Plain(Client):
+    """Sends `select 1` once a second."""
+
+    def __init__(self, loop: Loop, dsn: str) -> None:
+        super().__init__(loop, dsn)
+        self.conn.nonblocking = 0
+        self.conn.prepare(b"plain", b"select 1")
+        self.conn.nonblocking = 1
+        self.tick()
+
+    def tick(self) -> None:
+        self.loop.at(time.time() + 1, self.tick)
+        self.call(b"plain", [], lambda _rows: None)
+
+
 class Adder(Client):
     """Adds the jobs that are due, one at a time."""
 
@@ -203,13 +223,15 @@ class Adder(Client):
 
 
 @contextmanager
-def fleet(server: Server, version: Version, workers: int) -> Iterator[tuple[Loop, list[Adder], str]]:
+def fleet(
+    server: Server, version: Version, workers: int, kind: type[Worker | Plain] = Worker
+) -> Iterator[tuple[Loop, list[Adder], str]]:
     version.database("drop", "if exists fleet", "with (force)")
     version.database("create", "fleet", f"template {version.template}")
     dsn, loop = server.url("fleet"), Loop()
-    clients: list[Worker] = []
+    clients: list[Client] = []
     for _ in range(workers):  # spread over a second, as processes that start one by one
-        clients.append(Worker(loop, dsn))
+        clients.append(kind(loop, dsn))
         until = time.time() + 1 / workers
         loop.run(lambda until=until: time.time() >= until)
     adders = [Adder(loop, dsn) for _ in range(CONNECTIONS)]
@@ -220,6 +242,27 @@ def fleet(server: Server, version: Version, workers: int) -> Iterator[tuple[Loop
             client.conn.finish()
 
 
+@cache
+def postmaster(dsn: str) -> int:
+    with psycopg.connect(dsn) as conn:
+        return measure.postmaster_of(conn)  # type: ignore[arg-type]
+
+
+def used(server: Server, without: int = 0) -> float:
+    """Seconds of CPU of the server's living processes."""
+    pids = [pid for pid in measure.family(postmaster(server.url())) if pid != without]
+    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
+
+
+def plain(server: Server, version: Version, workers: int, seconds: float) -> float:
+    """What a fleet of clients that send `select 1` costs, in seconds a second."""
+    with fleet(server, version, workers, Plain) as (loop, adders, _):
+        stream(loop, adders, 0, 1)
+        before = used(server)
+        stream(loop, adders, 0, seconds)
+        return (used(server) - before) / seconds
+
+
 def stream(loop: Loop, adders: list[Adder], rate: int, seconds: float) -> None:
     began = time.time() + 0.01
     for number in range(int(rate * seconds)):
@@ -228,6 +271,7 @@ def stream(loop: Loop, adders: list[Adder], rate: int, seconds: float) -> None:
 
 
 def measured(server: Server, version: Version, workers: int, rate: int, seconds: float) -> str:
+    least = plain(server, version, workers, seconds)
     with (
         fleet(server, version, workers) as (loop, adders, dsn),
         psycopg.connect(dsn, autocommit=True) as conn,
@@ -235,10 +279,10 @@ def measured(server: Server, version: Version, workers: int, rate: int, seconds:
         stream(loop, adders, rate, 2)
         told.clear()
         waits.clear()
-        postmaster, mine = measure.postmaster_of(conn), conn.info.backend_pid  # type: ignore[arg-type]
+        mine = conn.info.backend_pid
 
         def read() -> tuple[float, float]:
-            return measure.cpu(postmaster, without=mine), time.process_time()
+            return used(server, mine), time.process_time()
 
         before, (commits,) = read(), conn.execute(COMMITS).fetchone() or (0,)
         stream(loop, adders, rate, seconds)
@@ -250,7 +294,8 @@ def measured(server: Server, version: Version, workers: int, rate: int, seconds:
         each = {name: count / seconds for name, count in told.items()}
         return (
             f"{rate:5} {each.get('adds', 0):7.0f} {len(waits) / seconds:7.0f} "
-            f"{server_used / seconds * 1000:9.1f} {own / seconds * 1000:9.1f} {each.get('turns', 0):8.0f} "
+            f"{server_used / seconds * 1000:9.1f} {server_used / seconds / least:8.1f} "
+            f"{own / seconds * 1000:9.1f} {each.get('turns', 0):8.0f} "
             f"{each.get('empty turns', 0):8.0f} {each.get('notifications', 0):9.0f} {commits / seconds:8.0f} "
             f"{p50:8.1f} {p99:8.1f}   {version.name}"
         )

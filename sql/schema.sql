@@ -194,6 +194,8 @@ create sequence coordination_used as bigint minvalue 0 start 0;
 
 create sequence due_told_at as bigint minvalue 0 start 0;
 
+create sequence fleet_size as bigint minvalue 0 start 0;
+
 create sequence job_ids as bigint minvalue 1 start 1;
 
 create sequence listening_until as bigint minvalue 0 start 0;
@@ -201,6 +203,8 @@ create sequence listening_until as bigint minvalue 0 start 0;
 create sequence log_lines_id_seq as bigint minvalue 1 start 1;
 
 create sequence maintain_at as bigint minvalue 0 start 0;
+
+create sequence polled_until as bigint minvalue 0 start 0;
 
 create sequence promotion_requests_id_seq as bigint minvalue 1 start 1;
 
@@ -513,7 +517,8 @@ create table queues (
     constraint queues_rate_limit CHECK ((rate_limit >= 1))
 );
 
-CREATE INDEX queues_families ON queues USING btree (queue_name) WHERE ("right"(queue_name, 1) = '*'::text);
+CREATE INDEX queues_paused_family ON queues USING btree (queue_name)
+    WHERE (paused AND ("right"(queue_name, 1) = '*'::text));
 
 create table schedule_entries (
     name text collate "C" not null,

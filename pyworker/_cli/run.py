@@ -82,10 +82,10 @@ def _bounded(
 )
 @click.option(
     "--poll-interval",
-    default=2.5,
+    default=5.0,
     show_default=True,
     type=click.FloatRange(0.05),
-    help="Seconds between polls when no notification arrives; at most 2.5.",
+    help="Seconds between polls when no notification arrives; at most 5.",
 )
 @click.option(
     "--max-memory",

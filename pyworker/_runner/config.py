@@ -28,7 +28,7 @@ class RunConfig:
     forbidden_flags: list[str] = field(default_factory=list[str])
     once: bool = False
     shutdown_timeout: float = 25.0  # seconds; Kubernetes grants 30
-    poll_interval: float = 2.5  # `work` may ask for less
+    poll_interval: float = 5.0  # `work` may ask for less
     max_memory: int | None = None  # bytes; a child that holds more is replaced
     name: str = ""  # of the worker, for people and probes; empty: the host name
     stuck_after: float = 60.0  # seconds without a turn after which a process counts as stuck

@@ -39,7 +39,7 @@ from .shared import boottime
 
 log = logging.getLogger("pyworker.parent")
 
-BEAT = 2.0  # seconds at most between beats; their answers say when the next is due
+BEAT = 5.0  # seconds at most between beats; their answers say when the next is due
 WATCH = 0.25  # seconds between checks of the children's deadlines and memory
 MEMORY = "it holds too much memory"
 NAMED = 8  # tasks in the first line
@@ -183,7 +183,7 @@ class Parent:
         first, self.next_beat = boottime(), time.monotonic() + BEAT
         for child in sorted(self.children.values(), key=lambda child: child.acknowledged):
             began = boottime()
-            if began - first > BEAT:  # the answers come slowly, and there are other things to do
+            if began - first > BEAT / 2:  # the answers come slowly, and there are other things to do
                 self._beat_soon()
                 return
             unlocked = child.locked_by is not db  # then it may be another database, too

@@ -56,7 +56,7 @@ def unknown_task(stage: Stage) -> str:
     return "5 such jobs are available, with no attempt, while others were completed"
 
 
-@promise("Intervals and limits", "within `again_in_s`, at most 2.5 s; on a notification")
+@promise("Intervals and limits", "within `again_in_s`, at most 5 s; on a notification")
 def notified(stage: Stage) -> str:
     """A worker that waits begins a job as soon as it is notified."""
     stage.ready()
@@ -82,7 +82,7 @@ def polled(stage: Stage) -> str:
     return "2 jobs were found without a notification"
 
 
-@promise("work: report, then claim", "call `work` again within `again_in_s` (0 to 2.5)")
+@promise("work: report, then claim", "call `work` again within `again_in_s` (0 to 5)")
 def idle(stage: Stage) -> str:
     """A worker without jobs asks the database a few times a second, not more."""
     stage.ready()
@@ -96,7 +96,7 @@ def idle(stage: Stage) -> str:
     return f"{rate:g} statements a second"
 
 
-@promise("beat: alive, and what must stop", "Call again within `next_in_s` (0 to 2)")
+@promise("beat: alive, and what must stop", "Call again within `next_in_s` (0 to 5)")
 def beat(stage: Stage) -> str:
     """The worker beats while its handlers run."""
     stage.ready()

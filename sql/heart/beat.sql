@@ -12,6 +12,7 @@ declare
     v_duties _duties;
     v_unlocked text;
     v_grace_s double precision;
+    v_next_s double precision := 1;
 begin
     if coalesce(cardinality(job_ids), 0) <> coalesce(cardinality(runs), 0) then
         raise exception 'beat: job_ids and runs must be of one length, got % and %',
@@ -39,9 +40,13 @@ begin
     if lost_answer then
         perform reconcile(worker_id, job_ids, runs);
     end if;
+    if (job_ids <> '{}') is not true then
+        v_next_s := greatest(_idle_wait(), 2);
+    end if;
     v_grace_s := v_duties.grace_s;
     if _sweep_is_due(v_grace_s) then
         v_grace_s := _sweep(worker_id);
+        v_next_s := case when v_next_s > 2 then 0.9 else v_next_s end; -- the next sweep is its own, too
     end if;
     if v_duties.tick_is_due then
         v_duties := _tick(v_duties);
@@ -50,7 +55,7 @@ begin
     why := nullif(concat_ws(' ', v_unlocked, v_duties.words), '');
     next_in_s := least(
         case when v_grace_s between 0 and 1 then v_grace_s when v_grace_s is not null then 1 end,
-        v_duties.next_tick_s, case when cardinality(job_ids) > 0 then 1 else 2 end);
+        v_duties.next_tick_s, v_next_s);
     return next;
     if cardinality(job_ids) > 0 then
         return query select * from _runs_to_stop(job_ids, runs);

@@ -31,6 +31,7 @@ begin
             claim_jobs.worker_id, null, null, null, null, max_jobs, task_identifiers, queue_names,
             forbidden_flags) w
         where w.kind = 'job');
+    perform _notify_workers() where _stop_polling(worker_id); -- the caller need not come again in 5 ms
     return query
     select j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at,
            j.queue_name, j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
@@ -192,8 +193,9 @@ begin
     if asked or v_due_s <= 0 then
         v_due_s := _backoff('gate'); -- another session has the gate, or the job locked
     end if;
-    return least(v_due_s, behind, case when not _worker_is_listening() then 0.005
-                                       when _silent_adds_are_open() then _backoff('silent') end, 1);
+    return least(v_due_s, behind, _idle_wait(), case
+        when not _adds_are_heard() then 0.005
+        when _silent_adds_are_open() then _backoff('silent') end);
 end;
 $$;
 

@@ -1,26 +1,96 @@
 -- heart/notify: when an add notifies workers, and when a worker looks without a notification.
 --
 -- NOTIFY holds a cluster-wide lock through the commit's fsync, so an add notifies only while a worker
--- waits. Two sequences are the registers for that (migrations/0001_init.sql). A claim is full if it returns
--- as many jobs as its worker asked for, else it is partial.
+-- waits. Four sequences are the registers for that (migrations/0001_init.sql). A claim is full if it
+-- returns as many jobs as its worker asked for, else it is partial.
 --
--- * listening_until: adds notify until then. A partial claim writes it, 2 s ahead, whenever less than 1.1 s
---   is left; a waiting worker claims once a second. So it outlives the wait. A busy worker does not write
---   it, and adds fall silent by themselves. Nor does a partial claim that found four jobs or more: its worker
---   comes again in 5 ms.
--- * silent_before: an add may read listening_until before a claim writes it, not notify, and commit
---   afterwards. So a claim that finds it out of date writes it, takes a transaction id, looks once more, and
---   writes that id here. While an older transaction is open, waiting workers look again after 5 to 250 ms.
---   A transaction that has an id already, since it has reported or claimed, leaves this to the next turn, in
---   5 ms: a younger one may have added silently.
+-- * listening_until: adds notify until then. A waiting worker claims again within 1 to 5 s (_idle_wait). A
+--   partial claim writes the register whenever it would not outlive that wait, a second longer. A busy
+--   worker does not write it, and adds fall silent by themselves. Nor does a partial claim that found four
+--   jobs or more: its worker comes again in 5 ms.
+-- * polled_until: a notification wakes all workers of a fleet, for one of them. So a worker of a fleet that
+--   got jobs in a partial claim polls for a while, every 5 ms, and writes here until when, and who it is.
+--   Until then adds do not notify. 0 if all adds notify: a time in the past is of a worker that has died, or
+--   has no room for more.
+-- * fleet_size: how many workers there are. Each sweep writes it.
+-- * silent_before: an add may read the registers before a claim writes them, not notify, and commit
+--   afterwards. So a claim that finds them out of date writes them, takes a transaction id, looks once more,
+--   and writes that id here. While an older transaction is open, waiting workers look again after 5 to
+--   250 ms. A transaction that has an id already, since it has reported or claimed, leaves this to the next
+--   turn, in 5 ms: a younger one may have added silently.
 
--- True if a worker waits for a notification. This uses the real clock, not clock(), because workers wait
--- in real time. What lies further ahead was written before the clock was set back.
+-- True if a worker polls for all.
+create or replace function _a_worker_polls() returns boolean
+    language sql volatile
+    return coalesce(
+        (pg_sequence_last_value('polled_until'::regclass) >> 16)
+        - date_part('epoch', clock_timestamp()) * 1000 between 0 and 1000, false);
+
+-- True if a worker waits for a notification, and none polls. This uses the real clock, not clock(), because
+-- workers wait in real time. What lies further ahead was written before the clock was set back.
 create or replace function _worker_is_listening() returns boolean
     language sql volatile
     return coalesce(
         pg_sequence_last_value('listening_until'::regclass) - date_part('epoch', clock_timestamp()) * 1000
-        between 0 and 5000, false);
+        between 0 and 7000, false) and not _a_worker_polls();
+
+-- True if it is this worker that polls, or was the last to.
+create or replace function _polled_last(worker_id bigint) returns boolean
+    language sql volatile
+    return coalesce(pg_sequence_last_value('polled_until'::regclass) & 65535 = worker_id & 65535, false);
+
+-- How many workers are registered, at the time of the last sweep.
+create or replace function _fleet_size() returns bigint
+    language sql volatile
+    return coalesce(pg_sequence_last_value('fleet_size'::regclass), 0);
+
+-- Seconds until a worker looks again that has nothing to do and is not notified: the workers of a fleet look
+-- ten times a second in all, but each of them once in 1 to 5 s.
+create or replace function _idle_wait() returns double precision
+    language sql volatile
+    return least(greatest(_fleet_size() / 10.0, 1), 5);
+
+-- True if this worker polled. From now on adds notify; the caller notifies the others, which look for those
+-- that did not.
+create or replace function _stop_polling(worker_id bigint) returns boolean
+    language sql volatile
+    return case when _a_worker_polls() and _polled_last(worker_id) then setval('polled_until', 1) = 1
+                else false end;
+
+-- After a partial claim that got so many jobs: true if its worker polls, and comes again in 5 ms. It polls
+-- for a millisecond per worker, at most 100, after it got a job: that costs no more than to wake them all. Of
+-- several workers that poll, all but the last that got a job stop when they get nothing. So does one that
+-- leaves jobs for other workers, from this `place` on.
+create or replace function _polls(
+    worker_id bigint, got integer, task_identifiers text[], queue_names text[], forbidden_flags text[],
+    place _floor) returns boolean
+    language plpgsql set search_path from current
+as $$
+declare
+    v_ms constant bigint := date_part('epoch', clock_timestamp()) * 1000;
+begin
+    if got > 0 and _fleet_size() < 5 or got = 0 and not _polled_last(worker_id) then
+        return false;
+    elsif place.id is not null then
+        perform from (
+            select (task_identifiers is null or l.task_identifier = any (task_identifiers))
+                   and (queue_names is null or coalesce(l.queue_name, 'default') = any (queue_names))
+                   and (forbidden_flags is null or l.flags is null or not l.flags ?| forbidden_flags) as taken
+            from live_jobs l where l.ready_at is not null and l.state = 'available'
+              and (l.priority, l.ready_at, l.id) > (place.priority, place.at, place.id)
+            order by l.priority, l.ready_at, l.id limit 100) j
+        where not j.taken;
+        if found then
+            perform _notify_workers() where _stop_polling(worker_id);
+            return false;
+        end if;
+    end if;
+    if got > 0 then
+        perform setval('polled_until', (v_ms + least(_fleet_size(), 100) << 16) + (worker_id & 65535));
+    end if;
+    return true;
+end;
+$$;
 
 -- Notifies on the channel named like the schema, with `suffix` behind it. False if notifications are
 -- switched off: `set pyworker.notify = off` is for callers that PREPARE TRANSACTION, which fails after a
@@ -36,25 +106,28 @@ create or replace function _notify_workers() returns boolean
     return case when _worker_is_listening() then _notify('') else false end;
 
 -- After a partial claim: its worker waits from now on. True if it must look once more, since adds did not
--- notify until now. If adds do not notify after this, the worker comes again in 5 ms (_again_in).
+-- notify until now. A transaction that has an id may not do so: its worker
+-- comes again in 5 ms (_again_in).
 create or replace function _start_listening() returns boolean
     language plpgsql set search_path from current
 as $$
 declare
     v_ms constant bigint := date_part('epoch', clock_timestamp()) * 1000;
     v_left constant bigint := coalesce(pg_sequence_last_value('listening_until'::regclass), 0) - v_ms;
+    v_wait constant bigint := _idle_wait() * 1000;
+    v_silent constant boolean := not _adds_are_heard();
     v_own bigint;
 begin
-    if v_left between 1100 and 5000 then
+    if v_silent and pg_current_xact_id_if_assigned() is not null then
         return false;
     end if;
-    if v_left not between 0 and 5000 and pg_current_xact_id_if_assigned() is not null then
+    if v_left not between v_wait + 100 and 7000 then
+        perform setval('listening_until', v_ms + v_wait + 1000);
+    end if;
+    if not v_silent then
         return false;
     end if;
-    perform setval('listening_until', v_ms + 2000);
-    if v_left between 0 and 5000 then
-        return false;
-    end if;
+    perform setval('polled_until', 0);
     v_own := pg_current_xact_id()::text::bigint;
     if coalesce(pg_sequence_last_value('silent_before'::regclass), 0) < v_own then
         perform setval('silent_before', v_own);
@@ -62,6 +135,14 @@ begin
     return true;
 end;
 $$;
+
+-- True if each add is heard of: it notifies workers that listen, or one polls.
+create or replace function _adds_are_heard() returns boolean
+    language sql volatile
+    return coalesce(
+        pg_sequence_last_value('listening_until'::regclass) - date_part('epoch', clock_timestamp()) * 1000
+        between 0 and 7000, false)
+        and (coalesce(pg_sequence_last_value('polled_until'::regclass), 0) = 0 or _a_worker_polls());
 
 -- True while a transaction is open that may have added jobs without a notification. This session may have
 -- a snapshot from before it ended: then true as well.
@@ -110,7 +191,7 @@ begin
     select l.* into v_look from _look(v_due_from, v_floor) l;
     v_again := _again_in(v_look.asked, least(v_look.timer, v_look.due_at),
                          _left_behind(task_identifiers, queue_names, forbidden_flags, v_look.first, false));
-    return case when v_again < 1 or least(v_look.timer, v_look.due_at) is not null then v_again end;
+    return case when v_again < 1 or least(v_look.timer, v_look.due_at) is not null then least(v_again, 1) end;
 end;
 $$;
 comment on function seconds_until_due(text[], text[], text[]) is

@@ -212,6 +212,8 @@ begin
     where w.id in (
         select o.id from workers o
         where o.dead_at < v_now - interval '1 day' order by o.id for update skip locked);
+    perform setval('fleet_size', f.size)
+    from (select count(*) as size from workers w where _is_registered(w)) f where f.size <> _fleet_size();
     -- Workers that died within the last minute, since one of their claims may still have been open.
     -- maintain() finds the jobs of claims that commit even later.
     return _rescue_jobs(

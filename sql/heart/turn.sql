@@ -69,6 +69,7 @@ declare
     v_ready integer := 0; -- let in, but not claimed here
     v_left integer := max_jobs; -- how many more jobs it wants
     v_n integer := 0;
+    v_polls boolean;
     v_notified boolean;
 begin
     if current_setting('pyworker.floor_ready', true) <> '' then
@@ -101,7 +102,10 @@ begin
             get diagnostics v_n = row_count;
             v_left := v_left - v_n;
         end if;
-        exit when v_left = 0 or max_jobs - v_left >= 4 or not _start_listening();
+        exit when v_left = 0;
+        v_polls := (v_left < max_jobs or _a_worker_polls()) and _polls(
+            worker_id, max_jobs - v_left, task_identifiers, queue_names, forbidden_flags, v_look.first);
+        exit when v_polls or max_jobs - v_left >= 4 or not _start_listening();
         v_looks := true; -- once more: adds did not notify until now
     end loop;
     if v_n > 0 and v_floor.until is not null
@@ -110,14 +114,15 @@ begin
             _owner_of_claims(task_identifiers, queue_names, forbidden_flags), worker_id, v_run,
             v_floor.until, v_began);
     end if;
-    if v_ready > max_jobs - v_left or v_ready > 0 and v_left = 0 then
+    if v_left = 0 and _stop_polling(worker_id)
+       or v_ready > max_jobs - v_left or v_ready > 0 and v_left = 0 then
         v_notified := _notify_workers();
     end if;
     kind := 'turn';
     id := null;
     again_in_s := case when max_jobs = 0 then 2.5
                        when v_left = 0 or v_open.again or v_open.held and v_look.asked then 0
-                       when max_jobs - v_left >= 4 then 0.005
+                       when v_polls or max_jobs - v_left >= 4 then 0.005
                        else _again_in(
                            v_look.asked, least(v_look.timer, v_look.due_at),
                            case when (v_look.first).id is not null then _left_behind(
@@ -135,7 +140,7 @@ comment on function work(
     'lines for log_jobs, and report no end. Rows of kind refused: a report that did not count, why is stale '
     'or malformed: and a reason; a job whose report was malformed still runs. Rows of kind job: claimed '
     'jobs, as claim_jobs returns them, with the timeout of the task. Last, one row of kind turn: call again '
-    'within again_in_s seconds (0 to 2.5), notified or not. A report that was accepted before is stale when '
+    'within again_in_s seconds (0 to 5), notified or not. A report that was accepted before is stale when '
     'it is repeated, which does no harm. With synchronous_commit off, a turn without reports of ends does '
     'not wait for the disk, as claim_jobs. Errors: PW004 if the worker is unknown, closed or was declared '
     'dead, and nothing counts; PW001.';

@@ -151,6 +151,7 @@ begin
     -- Not a delete: by this row, a sweep finds the jobs of a claim that was still open. The sweep
     -- deletes it a day later.
     update workers w set dead_at = v_now where w.id = unregister_worker.worker_id;
+    perform _notify_workers() where _stop_polling(worker_id);
     perform _leave(array(
         select _handed_back(j, j.run_at) from _lock_free_jobs(array[unregister_worker.worker_id]) j));
     perform _forget_claims(array[unregister_worker.worker_id]);

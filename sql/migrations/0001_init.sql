@@ -262,8 +262,8 @@ create table queues (
     fair boolean not null default false,        -- of a family: its queues take turns
     constraint queues_rate check ((rate_limit is null) = (rate_period is null))
 );
--- Families: each queue looks for its own.
-create index queues_families on queues (queue_name) where right(queue_name, 1) = '*';
+-- Families that are paused: each queue looks for one.
+create index queues_paused_family on queues (queue_name) where paused and right(queue_name, 1) = '*';
 
 -- The versions of settings that some open transactions may not have seen (gate/settings). A table of its own,
 -- which passes of the gate change, so that no setting waits for a pass.
@@ -632,6 +632,8 @@ create sequence due_told_at minvalue 0 start 0;
 -- session sees the current value even inside an old REPEATABLE READ transaction, and setting one
 -- leaves no dead rows. Times are in ms since 1970.
 create sequence listening_until minvalue 0 start 0;     -- until then a worker is waiting for a notification
+create sequence polled_until minvalue 0 start 0;        -- until then one polls for all: ms * 65536 + who
+create sequence fleet_size minvalue 0 start 0;          -- how many workers were registered at the last sweep
 create sequence silent_before minvalue 0 start 0;       -- older transactions may have added jobs silently
 create sequence coordination_used minvalue 0 start 0;   -- set once a dependency, step, signal … was stored
 create sequence settings_used minvalue 0 start 0;       -- set once a queue was set or paused

@@ -124,6 +124,8 @@ TABLES = """
 TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:[\d.]+|(?<=\"run\": )[1-9]\d*"  # a run is the time of its claim
 MARKS = (
     "listening_until",
+    "polled_until",
+    "fleet_size",
     "silent_before",
     "swept_at",
     "maintain_at",

@@ -18,7 +18,10 @@ TABLES = [
     "sequence_halts", "queues", "held_settings", "starts", "set_aside", "schedule_entries", "edges",
     "watches", "steps", "signals", "vanished_parents", "audit_log",
 ]  # fmt: skip
-REGISTERS = ["listening_until", "silent_before", "swept_at", "maintain_at", "due_told_at", "waited_until"]
+REGISTERS = [
+    "listening_until", "polled_until", "fleet_size", "silent_before", "swept_at", "maintain_at",
+    "due_told_at", "waited_until",
+]  # fmt: skip
 # Worker 3 listens. In every state worker 2 and 3 are live, and worker 1 unless it is dead.
 RESTORE = """
     create or replace function pyworker_steps.restore_{start}() returns void language plpgsql as $$

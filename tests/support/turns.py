@@ -46,7 +46,7 @@ def arguments(
 def turn_of(rows: list[Any]) -> Turn:
     *before, last = rows
     assert last.kind == "turn"
-    assert 0 <= last.again_in_s <= 2.5
+    assert 0 <= last.again_in_s <= 5
     assert {row.kind for row in before} <= {"job", "refused"}
     return Turn(
         [row for row in before if row.kind == "job"],

@@ -84,7 +84,7 @@ export class Worker extends EventEmitter {
 
   // Waits for the event, but so many seconds at most.
   pause(event, seconds = 0) {
-    const signal = AbortSignal.timeout(Math.ceil(Math.min(Math.max(seconds, 0), 2.5) * 1000))
+    const signal = AbortSignal.timeout(Math.ceil(Math.min(Math.max(seconds, 0), 5) * 1000))
     return once(this, event, { signal }).catch(() => {})
   }
 
