@@ -26,7 +26,8 @@ create or replace function perform_on_listed(
     last_id bigint default null, after_id bigint default null, max_jobs integer default 500,
     lost boolean default false, out done bigint, out refused bigint, out outcomes jsonb, out next_id bigint,
     out first_audit bigint, out last_audit bigint)
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current set enable_seqscan = off
+    set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
     set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column

@@ -203,7 +203,8 @@ create or replace function list_jobs(
                    created_at timestamptz, locked_at timestamptz, locked_by text, finished_at timestamptz,
                    reason text, last_error text, ran double precision)
     language plpgsql stable security definer set search_path from current
-    set enable_seqscan = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_states text[] := array_replace(states, 'active', 'running');
@@ -243,7 +244,8 @@ create or replace function count_listed_jobs(
     search text default null, created_from timestamptz default null, created_before timestamptz default null)
     returns table (state text, jobs bigint, exact boolean)
     language plpgsql stable security definer set search_path from current
-    set enable_seqscan = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off set jit = off
 as $$
 begin
     return query
