@@ -36,18 +36,18 @@ create or replace function job_actions(job_id bigint) returns table (action text
     language plpgsql stable security definer set search_path from current set enable_seqscan = off
     set jit = off
 as $$
-declare
-    v_job job := get_job(job_id);
-    v_asked boolean := coalesce(
-        (select j.cancel_requested_at is not null from live_jobs j where j.id = job_actions.job_id), false);
 begin
     return query
     select a.action, action_sql(a.action, job_id::text)
-    from (values (1, 'retry', v_job.state not in ('available', 'running')),
-                 (2, 'cancel', v_job.finished_at is null and not (v_job.state = 'running' and v_asked)),
-                 (3, 'force_cancel', v_job.state = 'running'),
-                 (4, 'delete', v_job.state <> 'running')) a(place, action, applies)
-    where v_job.id is not null and a.applies order by a.place;
+    from get_job(job_id) j
+    cross join lateral (values
+        (1, 'retry', j.state not in ('available', 'running')),
+        (2, 'cancel', j.finished_at is null and not exists (
+            select from live_jobs l
+            where l.id = j.id and l.state = 'running' and l.cancel_requested_at is not null)),
+        (3, 'force_cancel', j.state = 'running'),
+        (4, 'delete', j.state <> 'running')) a(place, action, applies)
+    where j.id is not null and a.applies order by a.place;
 end;
 $$;
 comment on function job_actions(bigint) is
@@ -60,19 +60,14 @@ create or replace function _limits_with(
     out rate_period interval, out fair boolean)
     language plpgsql stable set search_path from current
 as $$
-declare
-    v_now record;
 begin
-    select q.* into v_now from _queues_of(array[_limits_with.queue_name]) q;
-    concurrency := case when options ? 'concurrency' then (options ->> 'concurrency')::integer
-                        else v_now.concurrency end;
-    rate_limit := case when options ? 'rate_limit' then (options ->> 'rate_limit')::integer
-                       else v_now.rate_limit end;
-    if rate_limit is not null then
-        rate_period := case when options ? 'rate_period' then (options ->> 'rate_period')::interval
-                            else v_now.rate_period end;
-    end if;
-    fair := coalesce((options ->> 'fair')::boolean, v_now.fair and right(queue_name, 1) = '*');
+    select o.concurrency, o.rate_limit, case when o.rate_limit is not null then o.rate_period end,
+           coalesce(o.fair, q.fair and right(q.queue_name, 1) = '*')
+    into concurrency, rate_limit, rate_period, fair
+    from _queues_of(array[_limits_with.queue_name]) q
+    cross join lateral jsonb_to_record(jsonb_build_object(
+        'concurrency', q.concurrency, 'rate_limit', q.rate_limit, 'rate_period', q.rate_period) || options)
+        o(concurrency integer, rate_limit integer, rate_period interval, fair boolean);
 exception
     when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
         raise exception 'perform_action: rate_period must be an interval such as ''1 minute'', got %',

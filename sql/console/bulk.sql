@@ -33,8 +33,9 @@ as $$
 #variable_conflict use_column
 declare
     v_states text[] := array_replace(states, 'active', 'running');
-    v_page jsonb;
+    v_page bigint[];
     v_ids bigint[];
+    v_whole boolean; -- the page is all that was found
     v_rows jsonb := jsonb '[]';
 begin
     if action is null or action not in ('retry', 'cancel', 'force_cancel', 'delete') then
@@ -43,15 +44,13 @@ begin
     end if;
     perform _check_list(v_states, max_jobs, 'id');
     perform _check_action(action, '{1}', actor, '{}');
-    select jsonb_agg(jsonb_build_array(j.id, j.state)) into v_page
+    select array_agg(j.id), coalesce(array_agg(j.id) filter (
+               where j.state is not null and (last_id is null or j.id <= last_id)), '{}'),
+           count(*) < max_jobs and bool_and(j.state is not null)
+    into v_page, v_ids, v_whole
     from _read_jobs(v_states, tasks, queues, job_key, search, created_from, created_before, after_id, true,
                     max_jobs, 20000) j;
-    if v_page -> -1 ->> 1 is null or jsonb_array_length(v_page) >= max_jobs then
-        next_id := (v_page -> -1 ->> 0)::bigint;
-    end if;
-    v_ids := array(select (p.row ->> 0)::bigint from jsonb_array_elements(coalesce(v_page, '[]')) p(row)
-                   where p.row ->> 1 is not null
-                     and (last_id is null or (p.row ->> 0)::bigint <= last_id));
+    next_id := case when not v_whole then v_page[cardinality(v_page)] end;
     if action = 'retry' then -- lock the jobs as the action will
         perform _lock_for_retry(v_ids);
     else

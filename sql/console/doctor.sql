@@ -124,12 +124,10 @@ begin
 end;
 $$;
 
--- The queues whose oldest available job has waited longer than this, the longest first, and whether they
--- are late: the rule of waiting_queues() and of the check "waiting".
-create or replace function _waiting_queues(longer interval, max_queues integer)
+create or replace function waiting_queues(max_queues integer default 10)
     returns table (queue_name text, job_id bigint, seconds double precision, usual_p95 double precision,
                    paused boolean, late boolean)
-    language plpgsql stable set search_path from current set jit = off
+    language plpgsql stable security definer set search_path from current set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -137,8 +135,8 @@ begin
     return query
     with oldest as materialized (
         select o.queue_name, o.job_id, extract(epoch from v_now - o.since)::double precision as seconds
-        from _oldest_by_queue() o where o.since < v_now - longer
-        order by o.since, o.queue_name limit max_queues),
+        from _oldest_by_queue() o where o.since < v_now
+        order by o.since, o.queue_name limit least(greatest(max_queues, 0), 1000)),
     usual as (select a.name, a.waited_p95 from activity('queue', 60, 1000) a
               where exists (select from oldest))
     select o.queue_name, o.job_id, o.seconds, u.waited_p95, coalesce(q.paused, false),
@@ -146,17 +144,6 @@ begin
     from oldest o left join usual u on u.name = o.queue_name
     join _queues_of(array(select o.queue_name from oldest o)) q on q.queue_name = o.queue_name
     order by o.seconds desc, o.queue_name;
-end;
-$$;
-
-create or replace function waiting_queues(max_queues integer default 10)
-    returns table (queue_name text, job_id bigint, seconds double precision, usual_p95 double precision,
-                   paused boolean, late boolean)
-    language plpgsql stable security definer set search_path from current set jit = off
-as $$
-begin
-    return query
-    select w.* from _waiting_queues(interval '0', least(greatest(max_queues, 0), 1000)) w;
 end;
 $$;
 comment on function waiting_queues(integer) is
@@ -171,7 +158,7 @@ create or replace function problems() returns table (check_name text, severity t
     set enable_seqscan = off set enable_bitmapscan = off set lock_timeout = '1s' set jit = off
 as $$
 declare
-    v_since timestamptz := clock() - interval '1 hour';
+    v_now timestamptz := clock();
 begin
     return query
     select c.* from _check_workers() c
@@ -188,14 +175,16 @@ begin
                order by l.seconds desc, l.queue_name))),
            _fix('select * from ~.explain_job(%s)',
                 ((array_agg(l.job_id order by l.seconds desc))[1])::text)
-    from _waiting_queues(interval '1 minute', null) l where l.late
+    from waiting_queues(1000) l
+    where l.late and exists (select from _oldest_by_queue() o where o.since < v_now - interval '1 minute')
     having count(*) > 0;
     return query
     with lately as materialized (
         select d.* from (select l.id, l.task_identifier, l.finished_at, l.last_error, l.reason
                          from live_jobs l where l.expires_at is not null
                          order by l.expires_at desc limit 1000) d
-        where d.finished_at >= v_since and d.reason is distinct from 'lost'), -- the check "lost" names those
+        where d.finished_at >= v_now - interval '1 hour'
+          and d.reason is distinct from 'lost'), -- the check "lost" names those
     kinds as (select l.task_identifier, count(*) as jobs,
                      (array_agg(left(_last_line(l.last_error), 80) order by l.id desc))[1] as error
               from lately l group by l.task_identifier)

@@ -114,9 +114,6 @@ create or replace function _check_partitions()
     returns table (check_name text, severity text, finding text, fix text)
     language plpgsql set search_path from current
 as $$
-declare
-    v_missing text[];
-    v_misplaced bigint;
 begin
     if _partition('finished_jobs_default') is null then
         return query values ('partitions', 'error',
@@ -124,31 +121,27 @@ begin
             _fix('create table ~.finished_jobs_default partition of ~.finished_jobs default'));
         return;
     end if;
-    -- Today's days only: maintain() may still create the later partitions in time.
-    v_missing := array(
-        select to_char(d.day at time zone 'UTC', 'YYYY-MM-DD') from _partition_days(0) d(day)
-        where _partition('finished_jobs_' || to_char(d.day at time zone 'UTC', 'YYYYMMDD')) is null
-          and not exists (select from finished_jobs_default f
-                          where f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours')
-        order by 1);
-    if v_missing <> '{}' then
-        return query values ('partitions', 'warning',
-            'history has no partition for what expires on ' || _few(v_missing),
-            _fix('select * from ~.maintain()'));
-    end if;
-    select count(*) into v_misplaced from (
-        select from finished_jobs_default f
-        join _partition_days(2) d(day) on f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours'
-        limit 100000) m;
-    if v_misplaced > 0 then
-        return query values ('partitions', 'info',
-            format('finished jobs in the default partition: %s%s; they are pruned one by one', v_misplaced,
-                   case when v_misplaced = 100000 then ' or more' else '' end),
-            _fix(E'begin;\ncreate temp table pyworker_moved on commit drop as '
-                 'select * from ~.finished_jobs_default;\n'
-                 'delete from ~.finished_jobs_default;\nselect ~._make_partitions();\n'
-                 'insert into ~.finished_jobs select * from pyworker_moved;\ncommit'));
-    end if;
+    return query
+    select 'partitions', 'warning',
+           'history has no partition for what expires on '
+               || _few(array_agg(to_char(d.day at time zone 'UTC', 'YYYY-MM-DD') order by d.day)),
+           _fix('select * from ~.maintain()')
+    from _partition_days(0) d(day) -- today's: maintain() may still create the later ones in time
+    where _partition('finished_jobs_' || to_char(d.day at time zone 'UTC', 'YYYYMMDD')) is null
+      and not exists (select from finished_jobs_default f
+                      where f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours')
+    having count(*) > 0
+    union all
+    select 'partitions', 'info',
+           format('finished jobs in the default partition: %s%s; they are pruned one by one', count(*),
+                  case when count(*) = 100000 then ' or more' end),
+           _fix(E'begin;\ncreate temp table pyworker_moved on commit drop as '
+                'select * from ~.finished_jobs_default;\n'
+                'delete from ~.finished_jobs_default;\nselect ~._make_partitions();\n'
+                'insert into ~.finished_jobs select * from pyworker_moved;\ncommit')
+    from (select from finished_jobs_default f join _partition_days(2) d(day)
+              on f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours' limit 100000) m
+    having count(*) > 0;
 end;
 $$;
 

@@ -237,30 +237,26 @@ create or replace function _check_times()
 as $$
 declare
     v_now timestamptz := clock();
-    v_due timestamptz := (select min(j.due_at) from live_jobs j
-                          where j.due_at < v_now - interval '5 minutes');
-    v_expired timestamptz;
 begin
-    if v_due is not null then
-        return query values ('maintenance', 'warning',
-            format('due jobs are not promoted: the oldest has been due since %s', v_due),
-            _fix('select * from ~.maintain()'));
-    end if;
-    select min(e.expires_at) into v_expired from (
-        (select j.expires_at from live_jobs j
-         where j.expires_at < v_now - interval '1 hour' -- prune postpones the expiry of jobs that it keeps
-         order by j.expires_at limit 1)
-        union all
-        (select ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC')
-         from pg_inherits i join pg_class c on c.oid = i.inhrelid
-         where i.inhparent = 'finished_jobs'::regclass
-           and c.relname ~ '^finished_jobs_[0-9]{8}$')) e(expires_at)
-    where e.expires_at < v_now - interval '1 hour';
-    if v_expired is not null then
-        return query values ('maintenance', 'warning',
-            format('expired jobs are not pruned: what expired at %s is still there', v_expired),
-            _fix('select * from ~.prune()'));
-    end if;
+    return query
+    select 'maintenance', 'warning',
+           format('due jobs are not promoted: the oldest has been due since %s', min(j.due_at)),
+           _fix('select * from ~.maintain()')
+    from (select l.due_at from live_jobs l where l.due_at < v_now - interval '5 minutes'
+          order by l.due_at limit 1) j having count(*) > 0
+    union all
+    select 'maintenance', 'warning',
+           format('expired jobs are not pruned: what expired at %s is still there', min(e.expires_at)),
+           _fix('select * from ~.prune()')
+    from ((select j.expires_at from live_jobs j
+           where j.expires_at < v_now - interval '1 hour' -- prune postpones the expiry of jobs that it keeps
+           order by j.expires_at limit 1)
+          union all
+          (select ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC')
+           from pg_inherits i join pg_class c on c.oid = i.inhrelid
+           where i.inhparent = 'finished_jobs'::regclass
+             and c.relname ~ '^finished_jobs_[0-9]{8}$')) e(expires_at)
+    where e.expires_at < v_now - interval '1 hour' having count(*) > 0;
     return query
     select 'schedules', f.severity, f.finding, f.fix from (
         select 1, 'warning',

@@ -199,7 +199,6 @@ as $$
 declare
     v_named constant integer := 10;
     v_most constant integer := 1000; -- looked at, of a large fan-in
-    v_found integer; -- null: no edge is open
 begin
     if job.parked = 'signal' then
         return query
@@ -215,32 +214,28 @@ begin
               where s.job_id = job.id and s.revision = job.revision and s.run = job.run and s.at is null) e;
         return;
     end if;
-    for reason, detail, remedy, v_found in
-        select case when e.ended then 'dependency unmet' else 'dependency' end,
-               format('waits for the %s of job %s%s (%s)', e.condition, e.parent_id, ', ' || e.ref,
-                      coalesce(e.state, 'cancelled')),
-               case when not e.ended
-                    then _fix('select * from ~.explain_job(%s) tells what that job waits for',
-                              e.parent_id::text)
-                    when e.state is null
-                    then _fix('select * from ~.cancel_job(%s) gives this one up: that job was deleted',
-                              job.id::text)
-                    else _fix('select * from ~.retry_job(%s) runs that job again', e.parent_id::text) end,
-               count(*) over ()
-        from (select o.*, (get_job(o.parent_id)).state
-              from _open_edges(job.id, job.revision, coalesce(_open_from(job.id, job.revision), 0)) o
-              order by o.parent_id limit v_most) e
-        order by not e.ended, e.parent_id limit v_named
-    loop
-        return next;
-    end loop;
     return query
-    select 'dependency', format('waits for %s%s other jobs', case when v_found = v_most then 'at least ' end,
-                                v_found - v_named),
-           _fix('select * from ~.dependencies where job_id = %s names them', job.id::text)
-    where v_found > v_named
+    with open as materialized (
+        select o.*, (get_job(o.parent_id)).state
+        from _open_edges(job.id, job.revision, coalesce(_open_from(job.id, job.revision), 0)) o
+        order by o.parent_id limit v_most)
+    (select case when e.ended then 'dependency unmet' else 'dependency' end,
+            format('waits for the %s of job %s%s (%s)', e.condition, e.parent_id, ', ' || e.ref,
+                   coalesce(e.state, 'cancelled')),
+            case when not e.ended
+                 then _fix('select * from ~.explain_job(%s) tells what that job waits for', e.parent_id::text)
+                 when e.state is null
+                 then _fix('select * from ~.cancel_job(%s) gives this one up: that job was deleted',
+                           job.id::text)
+                 else _fix('select * from ~.retry_job(%s) runs that job again', e.parent_id::text) end
+     from open e order by not e.ended, e.parent_id limit v_named)
     union all
-    select 'promotion', 'all jobs that it waited for have ended', null where v_found is null;
+    select case when count(*) = 0 then 'promotion' else 'dependency' end,
+           case when count(*) = 0 then 'all jobs that it waited for have ended'
+                else format('waits for %s%s other jobs', case when count(*) = v_most then 'at least ' end,
+                            count(*) - v_named) end,
+           _fix('select * from ~.dependencies where job_id = %s names them', job.id::text)
+    from open having count(*) = 0 or count(*) > v_named;
 end;
 $$;
 
@@ -374,7 +369,7 @@ $$;
 comment on function explain_job(bigint) is
     'Why a job is not running: one row per reason, in the order in which they must be resolved, '
     'each with its remedy. Reasons: locked (another session has it locked, or a job that goes first), '
-    'dependency (another job has not ended; at most 50 are named), '
+    'dependency (another job has not ended; at most 10 are named), '
     'dependency unmet (it ended in another way), not due, waits for its retry, sequence, '
     'sequence halted, queue paused, queue full, rate: none starts before (a time), stands aside (no idle '
     'worker took a job of its kind, so others of its queue go first for a while), put off (a promotion of '

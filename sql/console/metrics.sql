@@ -64,10 +64,8 @@ as $$
 declare
     v_now constant timestamptz := clock();
 begin
-    if max_rows is null or max_rows < 1 then
-        raise exception 'metrics: max_rows must be at least 1, got %', coalesce(max_rows::text, 'NULL')
-            using errcode = 'PW001';
-    end if;
+    perform _refuse(case when (max_rows < 1) is not false then
+        format('metrics: max_rows must be at least 1, got %s', coalesce(max_rows::text, 'NULL')) end);
     return query
     select l.name, l.kind, l.help, coalesce(l.labels, '{}'), l.value from _labeled_metrics(max_rows) l
     union all
