@@ -1,68 +1,52 @@
 -- console/activity: throughput() and activity(), what has happened lately, from the last pages of
 -- history and of errors.
 
--- Which pages of history and of errors may hold what has happened since then: every n-th one from `first` to
--- `pages` - 1, at most 1,000 of a table. They are at its end, as its rows are never updated.
-create or replace function _pages_since(since timestamptz)
-    returns table (source regclass, first bigint, pages bigint, every bigint)
-    language plpgsql stable set search_path from current
-as $$
-declare
-    v_column name;
-    v_back bigint;
-    v_at timestamptz;
-begin
-    for source, v_column in
-        select i.inhrelid::regclass, 'finished_at' from pg_inherits i
-        where i.inhparent = 'finished_jobs'::regclass
-        union all
-        select 'errors', 'at'
-    loop
-        pages := pg_relation_size(source) / current_setting('block_size')::bigint;
-        continue when pages = 0;
-        v_back := 1;
-        loop
-            first := greatest(pages - v_back, 0);
-            exit when first = 0;
-            execute format('select max(s.%I) from %s s where s.ctid >= $1 and s.ctid < $2', v_column, source)
-            into v_at using format('(%s,0)', first)::tid, format('(%s,0)', first + 1)::tid;
-            exit when v_at < since;
-            v_back := v_back * 2;
-        end loop;
-        every := greatest((pages - first + 999) / 1000, 1);
-        return next;
-    end loop;
-end;
-$$;
-
--- The jobs that ended and the attempts that failed since then; each row stands for `weight` of
--- them. waited, ran: seconds, of completed jobs only. job_id: of failed attempts only, whose task and
--- queue their job knows.
+-- The jobs that ended and the attempts that failed since then, from the last pages of history and of errors,
+-- whose rows are never updated: of at most 1,000 pages of a table, so each row stands for `weight` of them.
+-- waited, ran: seconds, of completed jobs only. job_id: of failed attempts only, in place of task and queue.
 create or replace function _outcomes_since(since timestamptz)
     returns table (outcome text, at timestamptz, waited double precision, ran double precision,
                    task_identifier text, queue_name text, job_id bigint, weight bigint)
     language plpgsql stable set search_path from current
 as $$
 declare
-    v_part record;
+    v_source regclass;
+    v_column name;
+    v_pages bigint;
+    v_first bigint;
+    v_back bigint;
+    v_at timestamptz;
 begin
-    for v_part in select p.* from _pages_since(since) p loop
-        for outcome, at, waited, ran, task_identifier, queue_name, job_id, weight in execute format(
+    for v_source, v_column in
+        select i.inhrelid::regclass, 'finished_at' from pg_inherits i
+        where i.inhparent = 'finished_jobs'::regclass
+        union all
+        select 'errors', 'at'
+    loop
+        v_pages := pg_relation_size(v_source) / current_setting('block_size')::bigint;
+        v_back := 1;
+        loop
+            v_first := greatest(v_pages - v_back, 0);
+            exit when v_first = 0;
+            execute format('select max(s.%I) from %s s where s.ctid >= $1 and s.ctid < $2', v_column,
+                           v_source)
+            into v_at using format('(%s,0)', v_first)::tid, format('(%s,0)', v_first + 1)::tid;
+            exit when v_at < since;
+            v_back := v_back * 2;
+        end loop;
+        return query execute format(
             'select s.*, $1 from generate_series($2, $3, $1) b(page), '
             'lateral (select %s from %s s where s.ctid >= format(''(%%s,0)'', b.page)::tid '
             'and s.ctid < format(''(%%s,0)'', b.page + 1)::tid offset 0) s where s.at >= $4',
-            case when v_part.source = 'errors'::regclass
+            case when v_source = 'errors'::regclass
                  then '''failed'', s.at, null::float, null::float, null::text, null::text, s.job_id'
                  else 's.state, s.finished_at as at, case s.state when ''completed'' then '
                       'greatest(extract(epoch from s.claimed_at - s.run_at), 0)::float end, '
                       'case s.state when ''completed'' then '
                       'greatest(extract(epoch from s.finished_at - s.claimed_at), 0)::float end, '
                       's.task_identifier, s.queue_name, null::bigint' end,
-            v_part.source)
-            using v_part.every, v_part.first, v_part.pages - 1, since
-        loop
-            return next;
-        end loop;
+            v_source)
+            using greatest((v_pages - v_first + 999) / 1000, 1), v_first, v_pages - 1, since;
     end loop;
 end;
 $$;
@@ -78,7 +62,6 @@ declare
     v_step interval := make_interval(mins => greatest(step, 1));
     v_until timestamptz := date_bin(v_step, clock(), '2000-01-01 00:00+00');
     v_since timestamptz := v_until - v_step * (least(greatest(minutes, 1), 10080) / greatest(step, 1) - 1);
-    v_exact boolean;
 begin
     perform _refuse('throughput: ' || case
         when coalesce(minutes, 0) not between 1 and 10080 then
@@ -86,7 +69,6 @@ begin
         when coalesce(step, 0) not between 1 and minutes or minutes / step > 1440 then
             format('step must be from 1 to minutes, with at most 1440 steps, got %s',
                    coalesce(step::text, 'NULL')) end);
-    v_exact := (select coalesce(bool_and(p.every = 1), true) from _pages_since(v_since) p);
     return query
     select m.minute, coalesce(sum(o.weight) filter (where o.outcome = 'completed'), 0)::bigint,
            coalesce(sum(o.weight) filter (where o.outcome = 'cancelled'), 0)::bigint,
@@ -94,7 +76,8 @@ begin
            percentile_disc(0.5) within group (order by o.waited),
            percentile_disc(0.95) within group (order by o.waited),
            percentile_disc(0.5) within group (order by o.ran),
-           percentile_disc(0.95) within group (order by o.ran), v_exact
+           percentile_disc(0.95) within group (order by o.ran),
+           coalesce(bool_and(bool_and(o.weight = 1)) over (), true)
     from generate_series(v_since, v_until, v_step) m(minute)
     left join _outcomes_since(v_since) o
         on date_bin(v_step, o.at, '2000-01-01 00:00+00') = m.minute
@@ -120,7 +103,6 @@ as $$
 #variable_conflict use_column
 declare
     v_since timestamptz := clock() - make_interval(mins => least(greatest(minutes, 1), 10080));
-    v_exact boolean;
 begin
     perform _refuse('activity: ' || case
         when coalesce(kind, '') not in ('task', 'queue') then
@@ -128,14 +110,14 @@ begin
         when coalesce(minutes, 0) not between 1 and 10080 then
             format('minutes must be from 1 to 10080, got %s', coalesce(minutes::text, 'NULL'))
         when max_names < 0 then format('max_names must not be negative, got %s', max_names) end);
-    v_exact := (select coalesce(bool_and(p.every = 1), true) from _pages_since(v_since) p);
     return query
     select n.name, coalesce(sum(n.weight) filter (where n.outcome = 'completed'), 0)::bigint,
            coalesce(sum(n.weight) filter (where n.outcome = 'cancelled'), 0)::bigint,
            coalesce(sum(n.weight) filter (where n.outcome = 'failed'), 0)::bigint,
            percentile_disc(0.95) within group (order by n.waited),
            percentile_disc(0.5) within group (order by n.ran),
-           percentile_disc(0.95) within group (order by n.ran), sum(n.ran * n.weight), v_exact
+           percentile_disc(0.95) within group (order by n.ran), sum(n.ran * n.weight),
+           bool_and(bool_and(n.weight = 1)) over ()
     from (select o.outcome, o.waited, o.ran, o.weight,
                  case when kind = 'task' then coalesce(o.task_identifier, j.task_identifier)
                       else coalesce(o.queue_name, j.queue_name, 'default') end as name

@@ -38,10 +38,9 @@ declare
     v_whole boolean; -- the page is all that was found
     v_rows jsonb := jsonb '[]';
 begin
-    if action is null or action not in ('retry', 'cancel', 'force_cancel', 'delete') then
-        raise exception 'perform_on_listed: action must be retry, cancel, force_cancel or delete, got %',
-            coalesce(quote_literal(action), 'NULL') using errcode = 'PW001';
-    end if;
+    perform _refuse(case when action in ('retry', 'cancel', 'force_cancel', 'delete') is not true then
+        format('perform_on_listed: action must be retry, cancel, force_cancel or delete, got %s',
+               coalesce(quote_literal(action), 'NULL')) end);
     perform _check_list(v_states, max_jobs, 'id');
     perform _check_action(action, '{1}', actor, '{}');
     select array_agg(j.id), coalesce(array_agg(j.id) filter (

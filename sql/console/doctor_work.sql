@@ -197,21 +197,18 @@ begin
     from hung h having count(*) > 0;
     return query
     with paused as materialized (
-        select q.queue_name from queues q
+        select q.queue_name
+        from queues q
+        cross join lateral (values (
+            right(q.queue_name, 1) = '*', regexp_replace(q.queue_name, '\*$', ''))) n(family, name)
         where q.paused and exists (
-            select from live_jobs j where j.queue_name = q.queue_name and j.parked = 'queue' union all
-            select from live_jobs j where j.queue_name = q.queue_name and j.ready_at is not null
-                and j.state = 'available' union all
             select from (
-                select j.queue_name from live_jobs j
-                where right(q.queue_name, 1) = '*' and j.parked = 'queue'
-                  and j.queue_name >= left(q.queue_name, -1) order by j.queue_name limit 1) f
-            where starts_with(f.queue_name, left(q.queue_name, -1)) union all
-            select from (
-                select j.queue_name from live_jobs j
-                where right(q.queue_name, 1) = '*' and j.ready_at is not null and j.state = 'available'
-                  and j.queue_name >= left(q.queue_name, -1) order by j.queue_name limit 1) f
-            where starts_with(f.queue_name, left(q.queue_name, -1)))
+                (select j.queue_name from live_jobs j where j.queue_name >= n.name and j.parked = 'queue'
+                 order by j.queue_name limit 1)
+                union all
+                (select j.queue_name from live_jobs j where j.queue_name >= n.name
+                 and j.ready_at is not null and j.state = 'available' order by j.queue_name limit 1)) f
+            where f.queue_name = q.queue_name or n.family and starts_with(f.queue_name, n.name))
         limit 1000)
     select 'queues', 'info',
            'jobs wait in paused queues: ' || _few(array_agg(p.queue_name order by p.queue_name)),

@@ -136,58 +136,53 @@ create or replace function _explain_workers(
 as $$
 declare
     v_queue constant text := coalesce(job.queue_name, 'default');
-    v_workers record;
+    v_live record;
     v_ahead bigint;
     v_priority integer;
 begin
     select count(*) as alive, count(*) filter (where c.knows) as know,
            count(*) filter (where c.serves) as serve, count(*) filter (where c.allows) as allow,
            count(*) filter (where c.knows and c.serves and c.allows) as take
-    into v_workers
+    into v_live
     from workers w
     cross join lateral (
         select _takes(w, job.task_identifier, null, null) as knows, _takes(w, null, v_queue, null) as serves,
                _takes(w, null, null, job.flags) as allows) c
     where _is_live(w, now);
-    reason := 'no worker takes it';
-    if v_workers.alive = 0 then
-        reason := 'no worker';
-        detail := 'no worker is alive';
-        remedy := 'start one: pyworker run MODULE';
-    elsif v_workers.know = 0 then
-        detail := format('no live worker (of %s) knows the task %s', v_workers.alive, job.task_identifier);
-        remedy := 'start a worker with its module, or check the --task options and the spelling';
-    elsif v_workers.serve = 0 then
-        detail := format('no live worker (of %s) serves the queue %s', v_workers.alive, v_queue);
-        remedy := 'start a worker without --queue, or with --queue for it';
-    elsif v_workers.allow = 0 then
-        detail := format('every live worker (of %s) forbids one of the job''s flags: %s', v_workers.alive,
-                         (select string_agg(f.flag, ', ' order by f.flag)
-                          from jsonb_object_keys(job.flags) f(flag)));
-        remedy := 'start a worker without that --forbid-flag';
-    elsif v_workers.take = 0 then
-        detail := format('each live worker (of %s) lacks something: the task %s, the queue %s, '
-                         'or it forbids a flag of the job', v_workers.alive, job.task_identifier, v_queue);
-        remedy := 'start a worker with its module and without --task, --queue and --forbid-flag';
-    elsif waits or job.ready_at is null or job.state <> 'available' then
-        return;
-    else
+    if v_live.take = 0 then
+        return query
+        select case when v_live.alive = 0 then 'no worker' else 'no worker takes it' end, r.detail, r.remedy
+        from (values
+            (v_live.alive, 'no worker is alive', 'start one: pyworker run MODULE'),
+            (v_live.know,
+             format('no live worker (of %s) knows the task %s', v_live.alive, job.task_identifier),
+             'start a worker with its module, or check the --task options and the spelling'),
+            (v_live.serve, format('no live worker (of %s) serves the queue %s', v_live.alive, v_queue),
+             'start a worker without --queue, or with --queue for it'),
+            (v_live.allow,
+             format('every live worker (of %s) forbids one of the job''s flags: %s', v_live.alive,
+                    (select string_agg(f.flag, ', ' order by f.flag)
+                     from jsonb_object_keys(job.flags) f(flag))),
+             'start a worker without that --forbid-flag'),
+            (0, format('each live worker (of %s) lacks something: the task %s, the queue %s, '
+                       'or it forbids a flag of the job', v_live.alive, job.task_identifier, v_queue),
+             'start a worker with its module and without --task, --queue and --forbid-flag')
+        ) r(able, detail, remedy) where r.able = 0 limit 1;
+    elsif not waits and job.ready_at is not null and job.state = 'available' then
         select count(*), min(a.priority) into v_ahead, v_priority from (
             select j.priority from live_jobs j
             where j.ready_at is not null and j.state = 'available'
               and (j.priority, j.ready_at, j.id) < (job.priority, job.ready_at, job.id)
             order by j.priority, j.ready_at, j.id limit 10000) a;
-        reason := 'waits for a worker';
-        detail := format('available jobs that come first: %s%s; live workers that take it: %s of %s', v_ahead,
-                         case when v_ahead = 10000 then ' or more' end, v_workers.take, v_workers.alive);
-        remedy := case
-            when v_ahead = 0 then
-                'it is next; if it stays so, the workers are busy, or cannot reach the database'
-            when v_priority = -32768 then 'start more workers'
-            else _fix('select * from ~.reschedule_jobs(array[%s], priority => %s) puts it first; '
-                      'or start more workers', job.id::text, (v_priority - 1)::text) end;
+        return query values ('waits for a worker',
+            format('available jobs that come first: %s%s; live workers that take it: %s of %s', v_ahead,
+                   case when v_ahead = 10000 then ' or more' end, v_live.take, v_live.alive),
+            case when v_ahead = 0
+                 then 'it is next; if it stays so, the workers are busy, or cannot reach the database'
+                 when v_priority = -32768 then 'start more workers'
+                 else _fix('select * from ~.reschedule_jobs(array[%s], priority => %s) puts it first; '
+                           'or start more workers', job.id::text, (v_priority - 1)::text) end);
     end if;
-    return next;
 end;
 $$;
 
@@ -368,12 +363,10 @@ end;
 $$;
 comment on function explain_job(bigint) is
     'Why a job is not running: one row per reason, in the order in which they must be resolved, '
-    'each with its remedy. Reasons: locked (another session has it locked, or a job that goes first), '
-    'dependency (another job has not ended; at most 10 are named), '
-    'dependency unmet (it ended in another way), not due, waits for its retry, sequence, '
-    'sequence halted, queue paused, queue full, rate: none starts before (a time), stands aside (no idle '
-    'worker took a job of its kind, so others of its queue go first for a while), put off (a promotion of '
-    'its lane has failed), promotion '
-    '(no worker has claimed since the job could proceed), no worker, '
-    'no worker takes it, waits for a worker; for other jobs: running, cancel requested, completed, '
-    'cancelled, discarded. Errors: PW004 if there is no such job.';
+    'each with its remedy. Reasons: locked (a session has it locked, or a job that goes first), dependency '
+    '(another job has not ended; at most 10 are named), dependency unmet (it ended in another way), signal, '
+    'not due, waits for its retry, sequence, sequence halted, queue paused, queue full, rate: none starts '
+    'before (a time), stands aside (no idle worker took such a job, so others of its queue go first for a '
+    'while), put off (its promotion has failed), promotion (no worker has claimed since the job could '
+    'proceed), no worker, no worker takes it, waits for a worker, expiry; for other jobs: running, cancel '
+    'requested, completed, cancelled, discarded. Errors: PW004 if there is no such job.';

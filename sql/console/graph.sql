@@ -8,9 +8,7 @@ create or replace function job_graph(job_id bigint)
     set enable_seqscan = off set jit = off
 as $$
 declare
-    v_revision constant integer := coalesce(
-        (select j.revision from live_jobs j where j.id = job_graph.job_id),
-        (select f.revision from finished_jobs f where f.id = job_graph.job_id));
+    v_revision constant integer := (get_job(job_graph.job_id)).revision;
     v_from constant bigint := _open_from(job_graph.job_id, v_revision);
 begin
     -- Each limit bounds what a large fan-in costs.

@@ -1,8 +1,6 @@
 -- console/views: the public views, for reading only.
 --
--- Payloads and results are left out, as they may be secret. Append new columns at the end. Give
--- each constant a column name: otherwise a restored dump names it differently, and doctor(), which
--- compares the text of views, reports the view as changed.
+-- Payloads and results are left out, as they may be secret. Append new columns at the end.
 
 create or replace view jobs as
 select j.id, j.queue_name, j.task_identifier, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error,
@@ -54,9 +52,8 @@ comment on view queue_stats is
 
 create or replace view sequences as
 select s.sequence_key, s.running, s.waiting, h.job_id as halted_by, h.reason, h.at as since
-from (select u.sequence_key, max(u.id) filter (where u.sequence_head) as head,
+from (select u.sequence_key, max(u.id) filter (where u.sequence_head) as running,
              min(u.id) filter (where u.parked = 'next') as next,
-             max(u.id) filter (where u.sequence_head) as running,
              count(*) filter (where u.parked in ('sequence', 'next')) as waiting,
              min(u.id) filter (where u.parked = 'sequence') as first
       from (select j.sequence_key, j.id, j.sequence_head, j.parked from live_jobs j
@@ -67,7 +64,7 @@ from (select u.sequence_key, max(u.id) filter (where u.sequence_head) as head,
       group by u.sequence_key) s
 left join lateral (
     select h.* from sequence_halts h
-    where h.sequence_key = s.sequence_key and s.head is null and s.next is null
+    where h.sequence_key = s.sequence_key and s.running is null and s.next is null
       and (s.first is null or h.job_id < s.first)
     order by h.job_id limit 1) h on true;
 comment on view sequences is

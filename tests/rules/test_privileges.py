@@ -217,7 +217,6 @@ def test_a_role_with_no_grant_can_name_nothing(db: Any, nobody: str) -> None:
 MADE = {
     "_grant_rights": "a regprocedure; it is called by installations and by the owner, who may do all of it",
     "_outcomes_since": "columns that the function spells out; a regclass, which quotes itself",
-    "_pages_since": "a regclass, and one of two columns that the function names",
     "_add_tick": "a path that _query_function has made with %I",
     "add_schedule": "a path that _query_function has made with %I; it runs with the caller's own rights",
     "_query_refusal": "quote_ident of a role's name",
