@@ -4,9 +4,15 @@
 -- request does not name from the task. Its settings pin the plans of the functions that it calls.
 create or replace function _add_with_keys(request _job_request) returns job
     language plpgsql set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 declare
     v_problem text;
+    v_found record; -- its task, and whether its job key seems to be taken (read without a lock)
+    v_now timestamptz := clock();
+    v_uniqueness _uniqueness;
+    v_duplicate live_jobs;
+    v_row live_jobs;
     v_job job;
 begin
     if num_nonnulls(request.expires_at, request.max_wait) > 0 then
@@ -16,41 +22,39 @@ begin
         end if;
         perform nextval('coordination_used') where not _coordination_is_used();
     end if;
-    v_job := _add_by_keys(request);
+    select t as task, exists (select from live_jobs j where j.job_key = request.job_key) as taken into v_found
+    from (select) one left join tasks t on t.identifier = request.identifier;
+    request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), (v_found.task).unique_policy);
+    if request.unique_policy is not null then
+        v_uniqueness := _uniqueness_of(
+            request, request.unique_policy, coalesce(request.queue_name, (v_found.task).queue_name), v_now,
+            'add_job');
+        insert into unique_keys (unique_key) values (v_uniqueness.key) on conflict do nothing;
+        if not found then -- else the key is new and locked: no job has it
+            v_duplicate := _duplicate_of(v_uniqueness, v_now);
+            if v_duplicate.id is null
+               or v_uniqueness.on_conflict in ('replace', 'replace_except_schedule') then
+                perform _hold_unique_keys(array[v_uniqueness.key]);
+                v_duplicate := _duplicate_of(v_uniqueness, v_now);
+            end if;
+        end if;
+        v_job := _resolve_conflict(v_duplicate, request, v_found.task, v_uniqueness, null, 'add_job');
+    else
+        if not v_found.taken then
+            v_row := _insert_job(request, v_found.task, null, 'add_job');
+        elsif coalesce(request.job_key_mode, 'replace') = 'replace' and request.max_wait is null
+              and coalesce(request.queue_name, (v_found.task).queue_name, 'default') = 'default'
+              and coalesce(request.sequence_policy, (v_found.task).sequence_policy) is null then
+            v_row := _change_keyed(request, v_found.task, null, 'add_job');
+        end if;
+        v_job := case when v_row.id is null then _add_keyed(request, v_found.task, 'add_job')
+                      else _job_of(v_row) end;
+    end if;
     if _depends(request.depends_on) then
         perform _add_edges(array[request], array[v_job.id], array[v_job.revision],
                            array[v_job.deduplicated], 'add_job');
     end if;
     return v_job;
-end;
-$$;
-
-create or replace function _add_by_keys(request _job_request) returns job
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_found record; -- its task, and whether its job key seems to be taken (read without a lock)
-    v_row live_jobs;
-begin
-    select t as task, exists (select from live_jobs j where j.job_key = request.job_key) as taken into v_found
-    from (select) one left join tasks t on t.identifier = request.identifier;
-    request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), (v_found.task).unique_policy);
-    if request.unique_policy is not null then
-        return _add_unique(
-            request, v_found.task,
-            _uniqueness_of(request, request.unique_policy,
-                coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
-    elsif not v_found.taken then
-        v_row := _insert_job(request, v_found.task, null, 'add_job');
-    elsif coalesce(request.job_key_mode, 'replace') = 'replace' and request.max_wait is null
-          and coalesce(request.queue_name, (v_found.task).queue_name, 'default') = 'default'
-          and coalesce(request.sequence_policy, (v_found.task).sequence_policy) is null then
-        v_row := _change_keyed(request, v_found.task, null, 'add_job');
-    end if;
-    if v_row.id is null then
-        return _add_keyed(request, v_found.task, 'add_job');
-    end if;
-    return _job_of(v_row);
 end;
 $$;
 
@@ -90,7 +94,7 @@ begin
             where j.id = v_old.id;
         elsif v_old.id is not null then
             if v_old.state = 'discarded' then
-                perform _keep_end(v_old.id, v_old.state, null);
+                perform _settle_edges(array[v_old.id], v_old.state);
             end if;
             v_row := _change_keyed(request, task, v_old, label);
             if v_old.state = 'discarded' and v_old.sequence_key is not null then
@@ -134,7 +138,10 @@ begin
     if request.job_key_mode = 'preserve_run_at' and job.attempts = 0 and job.state <> 'discarded' then
         v_run_at := job.run_at;
     end if;
-    v_until := _wait_until(job, request.max_wait, v_now);
+    -- The earliest time that any add with its max_wait gave counts.
+    v_until := case when _waits_again(job) then v_now + request.max_wait
+                    else least(job.wait_until,
+                               coalesce(job.waits_since, job.created_at) + request.max_wait) end;
     v_run_at := least(v_run_at, v_until);
     if coalesce(request.sequence_policy, task.sequence_policy) is not null then
         v_sequence := _sequence_of(

@@ -19,7 +19,9 @@ begin
            array_agg(distinct a.job_id) filter (where a.lane = 'unmet') as unmet
     into v_asked from unnest(asked, job_ids, sinces) a(lane, job_id, since);
     opened := 0;
-    perform _tell_of_ended(v_asked.parents) where v_asked.parents is not null;
+    perform _tell_children(array_agg(e.id), e.state)
+    from (select p.id, _ended_as(p.id) as state from unnest(v_asked.parents) p(id) offset 0) e
+    where e.state is not null group by e.state;
     perform _cancel_unmet(v_asked.unmet) where v_asked.unmet is not null;
     if v_asked.children is not null then
         v_placed := _place_children(v_asked.children, v_asked.since);

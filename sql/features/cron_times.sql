@@ -102,21 +102,6 @@ begin
 end;
 $$;
 
-create or replace function _cron_runs(c _cron, timezone text, n integer, after timestamptz)
-    returns setof timestamptz
-    language plpgsql stable set search_path from current
-as $$
-declare
-    v_at timestamptz := after;
-begin
-    for i in 1..n loop
-        v_at := _cron_next(c, timezone, v_at);
-        exit when v_at is null;
-        return next v_at;
-    end loop;
-end;
-$$;
-
 -- The name of a time zone in the spelling of pg_timezone_names, or null. Abbreviations and formulas
 -- such as 'UTC+5' (which is west of UTC) are refused. So are CET, EET, MET and WET: PostgreSQL
 -- takes them for abbreviations, without summer time.
@@ -148,6 +133,7 @@ create or replace function next_runs(cron text, timezone text default 'UTC', n i
 as $$
 declare
     v_cron _cron := _cron_of(next_runs.cron);
+    v_timezone text := _timezone_of(next_runs.timezone);
     v_after timestamptz := coalesce(next_runs.after, clock());
     v_problem text := coalesce(
         'cron: ' || v_cron.problem, _timezone_refusal(next_runs.timezone),
@@ -159,9 +145,13 @@ begin
     if v_problem is not null then
         raise exception 'next_runs: %', v_problem using errcode = 'PW001';
     end if;
-    return query
-    select r.at, r.at at time zone next_runs.timezone
-    from _cron_runs(v_cron, _timezone_of(next_runs.timezone), n, v_after) r(at);
+    run_at := v_after;
+    for i in 1..n loop
+        run_at := _cron_next(v_cron, v_timezone, run_at);
+        exit when run_at is null;
+        local_time := run_at at time zone v_timezone;
+        return next;
+    end loop;
 end;
 $$;
 comment on function next_runs(text, text, integer, timestamptz) is

@@ -55,37 +55,6 @@ begin
 end;
 $$;
 
--- For instance 'on day 1 and on the last day of the month'. Null if all dates match.
-create or replace function _describe_dates(c _cron) returns text
-    language plpgsql immutable set search_path from current
-as $$
-declare
-    v_days integer[] := array(select d.d from unnest(c.dates) d(d) where d.d < 32);
-begin
-    return case when cardinality(v_days) < 31 then concat_ws(' and ',
-        'on day ' || nullif(_numbers_in_words(v_days), ''),
-        case when 32 = any (c.dates) then 'on the last day' end,
-        case when 33 = any (c.dates) then 'on the last day from Monday to Friday' end) || ' of the month' end;
-end;
-$$;
-
--- For instance 'on Monday and on the second Friday of the month'. Null if all weekdays match.
-create or replace function _describe_weekdays(c _cron) returns text
-    language plpgsql immutable set search_path from current
-as $$
-declare
-    v_names constant text[] := '{Sunday,Monday,Tuesday,Wednesday,Thursday,Friday,Saturday}'::text[];
-    v_nth constant text[] := '{first,second,third,fourth,fifth,last}'::text[];
-    v_days integer[] := array(select w.w from unnest(c.weekdays) w(w) where w.w < 7);
-begin
-    return case when cardinality(v_days) < 7 then concat_ws(' and ',
-        'on ' || nullif(_numbers_in_words(v_days, v_names), ''),
-        (select string_agg(format('on the %s %s of the month', v_nth[w.w / 10], v_names[w.w % 10 + 1]),
-                           ' and ' order by w.w)
-         from unnest(c.weekdays) w(w) where w.w > 9)) end;
-end;
-$$;
-
 create or replace function describe_cron(cron text) returns text
     language plpgsql immutable security definer set search_path from current
 as $$
@@ -94,16 +63,28 @@ declare
     v_months constant text[] := array[
         '', 'January', 'February', 'March', 'April', 'May', 'June', 'July', 'August', 'September', 'October',
         'November', 'December'];
+    v_weekdays constant text[] := '{Sunday,Monday,Tuesday,Wednesday,Thursday,Friday,Saturday}'::text[];
+    v_nth constant text[] := '{first,second,third,fourth,fifth,last}'::text[];
+    v_days integer[];
     v_time text;
-    v_date text;
-    v_weekday text;
+    v_date text; -- null if all dates match
+    v_weekday text; -- the same
 begin
     if c.problem is not null then
         raise exception 'describe_cron: cron: %', c.problem using errcode = 'PW001';
     end if;
     v_time := _describe_times(c);
-    v_date := _describe_dates(c);
-    v_weekday := _describe_weekdays(c);
+    v_days := array(select d.d from unnest(c.dates) d(d) where d.d < 32);
+    v_date := case when cardinality(v_days) < 31 then concat_ws(' and ',
+        'on day ' || nullif(_numbers_in_words(v_days), ''),
+        case when 32 = any (c.dates) then 'on the last day' end,
+        case when 33 = any (c.dates) then 'on the last day from Monday to Friday' end) || ' of the month' end;
+    v_days := array(select w.w from unnest(c.weekdays) w(w) where w.w < 7);
+    v_weekday := case when cardinality(v_days) < 7 then concat_ws(' and ',
+        'on ' || nullif(_numbers_in_words(v_days, v_weekdays), ''),
+        (select string_agg(format('on the %s %s of the month', v_nth[w.w / 10], v_weekdays[w.w % 10 + 1]),
+                           ' and ' order by w.w)
+         from unnest(c.weekdays) w(w) where w.w > 9)) end;
     return concat(
         v_time,
         case when v_date is not null and v_weekday is not null

@@ -24,15 +24,6 @@ create or replace function _waits_again(job live_jobs) returns boolean
     language sql immutable
     return (job).run > coalesce((job).waits_run, 0) or (job).state = 'discarded';
 
--- How long a waiting job may be put off, after an add with its key. The earliest time that any add gave
--- counts. Null: for any time. PostgreSQL inlines it.
-create or replace function _wait_until(job live_jobs, max_wait interval, now timestamptz)
-    returns timestamptz
-    language sql immutable
-    return case when num_nonnulls(max_wait, (job).wait_until) = 0 then null
-                when _waits_again(job) then now + max_wait
-                else least((job).wait_until, coalesce((job).waits_since, (job).created_at) + max_wait) end;
-
 -- Cancels jobs whose time to begin is over. It remembers how far it has walked (heart/floors): a job that
 -- commits with an earlier time, or that another session has locked, is cancelled up to two seconds later.
 create or replace function _expire_jobs() returns void

@@ -24,9 +24,6 @@
 --   unmet        a parent may have ended in another way: cancel the child if it says so
 --   parent       the parent has ended in a session that could not tell
 --   signal       a signal was sent, or the job has begun to wait for one (features/steps)
-create or replace function _job_lanes() returns text[]
-    language sql immutable
-    return array['child', 'parent', 'signal', 'unmet'];
 
 -- The open edges of a child, from this parent's id on: the parent has not ended, or not as it must.
 -- `touched`: an open transaction may have the parent's row locked.
@@ -154,7 +151,8 @@ begin
         return;
     end if;
     if _jobs_are_awaited() then
-        perform _notify_waiters(parent_ids);
+        perform _notify(w.job_id::text, '_ended')
+        from (select distinct i.job_id from waiters i where i.job_id = any (parent_ids)) w;
     end if;
     if state = 'discarded' and (select s.notify_discarded from settings s) then
         perform _notify(i.id::text, '_discarded') from unnest(parent_ids) i(id);
@@ -169,8 +167,8 @@ begin
 end;
 $$;
 
--- Writes into the edges of jobs that have ended in this state that they are met. A session that deletes a
--- child has its edges locked: those stay as they are.
+-- Writes into the edges of jobs that have ended in this state that they are met, and what the jobs returned.
+-- A session that deletes a child has its edges locked: those stay as they are.
 create or replace function _settle_edges(parent_ids bigint[], state text, results jsonb[] default null)
     returns void
     language plpgsql set search_path from current
@@ -179,6 +177,9 @@ create or replace function _settle_edges(parent_ids bigint[], state text, result
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
+    if not _coordination_is_used() then
+        return;
+    end if;
     with edge as materialized ( -- between, order by: by the index of parents, with any statistics
         select o.tid, p.result from unnest(parent_ids, results) p(id, result)
         cross join lateral (
@@ -190,17 +191,6 @@ begin
         for update skip locked)
     update edges o set met = _settle_edges.state, result = e.result
     from edge e join free f on f.tid = e.tid where o.ctid = e.tid;
-end;
-$$;
-
--- Writes down for its children how a job has ended that is about to be deleted or to run again.
-create or replace function _keep_end(job_id bigint, state text, result jsonb) returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    if _coordination_is_used() then
-        perform _settle_edges(array[job_id], state, array[result]);
-    end if;
 end;
 $$;
 
@@ -248,27 +238,6 @@ begin
 end;
 $$;
 
--- Of these jobs, which have ended, those that history must keep, as another job waits for them to end
--- otherwise. Writes down the results of the others for their children.
-create or replace function _awaited_of(job_ids bigint[]) returns bigint[]
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off set enable_incremental_sort = off
-    set jit = off
-as $$
-declare
-    v_ids bigint[];
-begin
-    if not _coordination_is_used() then
-        return array[]::bigint[];
-    end if;
-    v_ids := array(select i.id from unnest(job_ids) i(id) where _waits_for(i.id, null));
-    perform _settle_edges(array_agg(i.id), p.state, array_agg(p.result))
-    from unnest(v_ids) i(id) cross join lateral _parent_of(i.id) p group by p.state;
-    return array(select i.id from unnest(v_ids) i(id) where _waits_for(i.id, 'unmet'));
-end;
-$$;
-
 -- Deletes the notes of jobs that vanished a day ago: no add that named them is open any more. And, of the
 -- oldest signals and of others, those that were sent while their job was being deleted.
 create or replace function _prune_vanished(max_rows integer) returns void
@@ -310,28 +279,6 @@ begin
         (select f.state from finished_jobs f where f.id = job_id),
         (select 'cancelled' from vanished_parents v where v.id = job_id),
         'completed'), '');
-end;
-$$;
-
--- Tells the children of those of these jobs that have ended.
-create or replace function _tell_of_ended(job_ids bigint[]) returns void
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off
-as $$
-begin
-    perform _tell_children(array_agg(e.id), e.state)
-    from (select p.id, _ended_as(p.id) as state from unnest(job_ids) p(id) offset 0) e
-    where e.state is not null group by e.state;
-end;
-$$;
-
--- Asks for a look at this child, which waits from now on although its parents may have ended.
-create or replace function _ask_for_child(child_id bigint) returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    insert into promotion_requests (lane, job_id, later)
-    select l.lane, child_id, true from (values ('child'), ('unmet')) l(lane);
 end;
 $$;
 

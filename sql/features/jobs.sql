@@ -127,7 +127,7 @@ begin
     if not found then
         return delete_job(job_id); -- it has just come back from history, or was deleted
     end if;
-    perform _keep_end(v_past.id, v_past.state, v_past.result);
+    perform _settle_edges(array[v_past.id], v_past.state, array[v_past.result]);
     perform _tie_up(
         array[row(v_past.id, false, null, null, false, null, null, true, true, v_past.unique_key, null)
               ::_loose_end], 'cancelled', true);

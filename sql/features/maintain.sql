@@ -5,22 +5,49 @@
 -- deleted. `days`: the partitions that are ready to be dropped; `rests`: how many rows each of them
 -- has left.
 create or replace function _prune(max_rows integer, out pruned bigint, out days text[], out rests bigint[])
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_now timestamptz := clock();
+    -- The partitions of days that are over, oldest first. All their rows have expired.
+    v_ended constant text[] := array(
+        select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = 'finished_jobs'::regclass and c.relname ~ '^finished_jobs_[0-9]{8}$'
+          and ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC') <= v_now
+        order by 1 limit 20);
+    v_pages bigint;
+    v_span bigint;
+    v_first bigint;
     v_day text;
     v_pruned bigint;
     v_rest bigint;
 begin
     days := array[]::text[];
     rests := array[]::bigint[];
-    pruned := _prune_discarded(max_rows) + _prune_finished(max_rows, _ended_days());
-    perform _prune_once_keys(max_rows);
-    perform _prune_audit_log(max_rows);
+    pruned := _prune_finished(max_rows, v_ended) + _prune_jobs('live_jobs', array(
+        select d.id from live_jobs d where d.expires_at <= v_now order by d.expires_at
+        limit max_rows for update skip locked));
+    delete from once_keys o where o.key = any (array(
+        select d.key from once_keys d where d.at < v_now - (select s.once_retention from settings s)
+        order by d.at limit max_rows for update skip locked));
+    delete from audit_log a where a.id = any (array(
+        select d.id from audit_log d where d.at < v_now - interval '90 days'
+        order by d.at limit max_rows for update skip locked));
     perform _prune_vanished(max_rows);
-    perform _prune_halts(max_rows);
+    -- Halts older than 30 days whose job is gone and that block no job. No index has their time: reads 16
+    -- pages from a random one on, or all pages if max_rows is above 1,000.
+    v_pages := pg_relation_size('sequence_halts') / current_setting('block_size')::integer;
+    v_span := case when max_rows > 1000 then v_pages + 1 else 16 end;
+    v_first := floor(random() * greatest(v_pages - v_span + 1, 0));
+    with unhalted as (
+        delete from sequence_halts h
+        where h.ctid >= format('(%s,0)', v_first)::tid and h.ctid < format('(%s,0)', v_first + v_span)::tid
+          and h.at < v_now - interval '30 days' and not _blocks_sequence(h.sequence_key, h.job_id)
+          and (get_job(h.job_id)).id is null
+        returning h.sequence_key)
+    insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u;
     perform _prune_starts(max_rows);
-    foreach v_day in array _ended_days() loop
+    foreach v_day in array v_ended loop
         begin
             select e.pruned, e.rest into v_pruned, v_rest from _empty_day(v_day, max_rows) e;
         exception when lock_not_available then
@@ -36,15 +63,27 @@ begin
 end;
 $$;
 
--- Ends a pruning: drops its days and returns how many jobs were pruned in all. If not even the
--- first day can be dropped, prunes row by row.
+-- Ends a pruning: drops its days until one is locked, and returns how many jobs were pruned in all. If not
+-- even the first day can be dropped, prunes row by row. From a drop on no job can be finished until the
+-- transaction ends: call it last.
 create or replace function _finish_pruning(
     max_rows integer, pruned bigint, days text[], rests bigint[], may_lock boolean) returns bigint
     language plpgsql set search_path from current
 as $$
 declare
-    v_dropped integer := case when may_lock then _drop_days(days) else 0 end;
+    v_dropped integer := 0;
 begin
+    for i in 1..case when may_lock then cardinality(days) else 0 end loop
+        begin
+            execute format('drop table %I', days[i]);
+        exception when lock_not_available then -- a session reads history, and every finish waits behind us
+            exit;
+        when others then -- an event trigger of the database, for instance: its jobs are pruned one by one
+            raise warning '% was not dropped: %', days[i], sqlerrm;
+            exit;
+        end;
+        v_dropped := i;
+    end loop;
     return pruned + coalesce((select sum(r.n) from unnest(rests[:v_dropped]) r(n)), 0)
         + case when v_dropped = 0 and days <> '{}' then _prune_finished(max_rows, '{}') else 0 end;
 end;
@@ -66,30 +105,6 @@ comment on function prune() is
     'Removes every finished or discarded job whose retention is over, with its errors; returns '
     'how many. Whole days are removed by dropping their partition. maintain() does the same in '
     'small steps.';
-
--- Sets when maintain() is due again. A rollback does not undo that, so a call that fails is not
--- repeated at once.
-create or replace function _maintain_again_in(seconds integer) returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    perform setval('maintain_at', ((extract(epoch from clock_timestamp()) + seconds) * 1000)::bigint);
-end;
-$$;
-
--- Numbers of transactions that this server has not reached are of another one, from which this database
--- was restored. Here no such transaction will end for long, so nothing waits for it. The register may be
--- ahead of this snapshot, but not by far.
-create or replace function _forget_other_server() returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_far constant bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 100000;
-begin
-    update held_settings h set seen_by = '0' where h.seen_by >= pg_snapshot_xmax(pg_current_snapshot());
-    perform setval('silent_before', v_far - 100000) from silent_before s where s.last_value > v_far;
-end;
-$$;
 
 -- Releases unique keys whose release was skipped, or whose add rolled back after a release: checks up to 200
 -- keys, half of them from a random place on.
@@ -122,8 +137,10 @@ declare
     v_turn record;
     v_pruned record;
     v_result jsonb;
+    v_xmax xid8;
 begin
-    perform _maintain_again_in(60);
+    -- When it is due again. A rollback does not undo that, so a call that fails is not repeated at once.
+    perform setval('maintain_at', ((extract(epoch from clock_timestamp()) + 60) * 1000)::bigint);
     -- Only one call runs at a time; a second one returns null.
     if not pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/maintain', 0)) then
         return null;
@@ -139,8 +156,17 @@ begin
     v_result := jsonb_build_object('scheduled', v_fired);
     select p.* into v_pruned from _prune(1000) p;
     perform _check_unique_keys();
-    perform _forget_other_server();
-    v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _rescue_orphans());
+    -- Numbers of transactions that this server has not reached are of another one, from which this database
+    -- was restored. Here no such transaction will end for long, so nothing waits for it. The register may be
+    -- ahead of this snapshot, but not by far.
+    v_xmax := pg_snapshot_xmax(pg_current_snapshot());
+    update held_settings h set seen_by = '0' where h.seen_by >= v_xmax;
+    perform setval('silent_before', v_xmax::text::bigint) from silent_before s
+    where s.last_value > v_xmax::text::bigint + 100000;
+    v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _rescue_jobs(
+        array(select distinct c.worker_id from claims c -- of workers that died longer ago, or are unknown
+              where not exists (select from workers w where w.id = c.worker_id and _is_registered(w))),
+        'worker died'));
     v_result := v_result || jsonb_build_object('promoted', promote_jobs());
     -- Last, to hold them briefly: the locks on history that every finish waits for.
     v_result := v_result || jsonb_build_object(
@@ -148,10 +174,10 @@ begin
     if v_may_lock then
         perform _make_partitions();
     end if;
-    perform _maintain_again_in(case
+    perform setval('maintain_at', ((extract(epoch from clock_timestamp()) + case
         when (v_result -> 'pruned')::bigint >= 1000 then 0
         when exists (select from jsonb_each(v_result) r where r.value > '0') then 15
-        else 60 end);
+        else 60 end) * 1000)::bigint);
     return v_result;
 end;
 $$;

@@ -82,21 +82,6 @@ begin
 end;
 $$;
 
--- The partitions of days that are over, oldest first, at most 20. All their rows have expired.
-create or replace function _ended_days() returns text[]
-    language plpgsql stable set search_path from current
-as $$
-declare
-    v_now constant timestamptz := clock();
-begin
-    return array(
-        select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
-        where i.inhparent = 'finished_jobs'::regclass and c.relname ~ '^finished_jobs_[0-9]{8}$'
-          and ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC') <= v_now
-        order by 1 limit 20);
-end;
-$$;
-
 -- Deletes expired jobs of one table, live_jobs or a partition of history, with their errors and
 -- halts, and releases their unique keys; returns how many. The caller has locked them. A job at
 -- which a sequence halts is kept for another day while jobs wait behind it, and so is one that another
@@ -106,18 +91,25 @@ create or replace function _prune_jobs(name text, job_ids bigint[]) returns bigi
 as $$
 declare
     v_now constant timestamptz := clock();
-    v_kept bigint[] := _awaited_of(job_ids);
+    v_awaited bigint[];
+    v_kept bigint[];
     v_gone bigint[];
     v_sequences text[];
     v_keys bytea[];
     v_failed bigint[];
 begin
+    if _coordination_is_used() then
+        v_awaited := array(select i.id from unnest(job_ids) i(id) where _waits_for(i.id, null));
+        perform _settle_edges(array_agg(i.id), p.state, array_agg(p.result))
+        from unnest(v_awaited) i(id) cross join lateral _parent_of(i.id) p group by p.state;
+        v_awaited := array(select i.id from unnest(v_awaited) i(id) where _waits_for(i.id, 'unmet'));
+    end if;
     execute format($q$
         select array_agg(d.id) from %I d
         where d.id = any ($1)
           and (d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id)
                or d.id = any ($2))$q$, name)
-    into v_kept using job_ids, v_kept;
+    into v_kept using job_ids, v_awaited;
     if v_kept is not null then
         -- By the parent of a partition: the job moves to another one.
         execute format('update %I j set expires_at = $1 where j.id = any ($2) and j.tableoid = $3',
@@ -147,55 +139,23 @@ begin
 end;
 $$;
 
--- Prunes discarded jobs whose retention is over, at most max_rows.
-create or replace function _prune_discarded(max_rows integer) returns bigint
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now timestamptz := clock();
-begin
-    return _prune_jobs('live_jobs', array(
-        select d.id from live_jobs d where d.expires_at <= v_now order by d.expires_at
-        limit max_rows for update skip locked));
-end;
-$$;
-
--- The same for the finished jobs of one partition. Reads at most 10 * max_rows rows, from first_id
--- on.
-create or replace function _prune_partition(name text, first_id bigint, max_rows integer) returns bigint
+-- Prunes finished jobs whose retention is over, row by row, but not in the partitions `but_days`.
+-- Today's partition may be large and hold few expired rows: a call reads 10 * max_rows rows from
+-- its lowest id on, and as many from a random id on, and prunes max_rows of each.
+create or replace function _prune_finished(max_rows integer, but_days text[]) returns bigint
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_now constant timestamptz := clock();
-    v_expired bigint[];
-begin
-    execute format($q$
-        select array(
-            select d.id from %1$I d
-            where d.expires_at <= $1 and d.id = any (array(
-                select l.id
-                from (select x.id, x.expires_at from %1$I x where x.id >= $2 order by x.id limit $4) l
-                where l.expires_at <= $1 limit $3))
-            for update skip locked)$q$, name)
-    into v_expired using v_now, first_id, max_rows, max_rows::bigint * 10;
-    return _prune_jobs(name, v_expired);
-end;
-$$;
-
--- Prunes finished jobs whose retention is over, row by row, but not in the partitions `but_days`.
--- Today's partition may be large and hold few expired rows: a call reads 10 * max_rows rows from
--- its lowest id on, and as many from a random id on.
-create or replace function _prune_finished(max_rows integer, but_days text[]) returns bigint
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
+    v_many constant bigint := max_rows::bigint * 10;
     v_tomorrow constant text := 'finished_jobs_'
-        || to_char(clock() at time zone 'UTC' + interval '1 day', 'YYYYMMDD');
+        || to_char(v_now at time zone 'UTC' + interval '1 day', 'YYYYMMDD');
     v_name text;
     v_low bigint;
     v_high bigint;
+    v_expired bigint[];
     v_pruned bigint := 0;
 begin
     for v_name in
@@ -205,12 +165,20 @@ begin
         order by 1
     loop
         execute format('select min(f.id), max(f.id) from %I f', v_name) into v_low, v_high;
-        continue when v_low is null;
-        v_pruned := v_pruned + _prune_partition(v_name, v_low, max_rows);
-        if v_high - v_low >= max_rows::bigint * 10 then
-            v_pruned := v_pruned + _prune_partition(
-                v_name, v_low + floor(random() * (v_high - v_low))::bigint, max_rows);
-        end if;
+        for i in 1..case when v_high - v_low >= v_many then 2 when v_low is not null then 1 else 0 end loop
+            execute format($q$
+                select array(
+                    select d.id from %1$I d
+                    where d.expires_at <= $1 and d.id = any (array(
+                        select l.id
+                        from (select x.id, x.expires_at from %1$I x where x.id >= $2
+                              order by x.id limit $4) l
+                        where l.expires_at <= $1 limit $3))
+                    for update skip locked)$q$, v_name)
+            into v_expired using v_now, v_low, max_rows, v_many;
+            v_pruned := v_pruned + _prune_jobs(v_name, v_expired);
+            v_low := v_low + floor(random() * (v_high - v_low))::bigint;
+        end loop;
     end loop;
     return v_pruned;
 end;
@@ -252,77 +220,5 @@ begin
             group by f.part$q$, day);
         execute format('select count(*) from %I', day) into rest;
     end if;
-end;
-$$;
-
--- Drops partitions until one is locked; returns how many. From here on no job can be finished until
--- the transaction ends: call it last.
-create or replace function _drop_days(days text[]) returns integer
-    language plpgsql set search_path from current
-as $$
-begin
-    for i in 1..cardinality(days) loop
-        begin
-            execute format('drop table %I', days[i]);
-        exception when lock_not_available then
-            -- Another session reads history, and every finish waits behind us: the next call tries
-            -- again.
-            return i - 1;
-        when others then -- an event trigger of the database, for instance: its jobs are pruned one by one
-            raise warning '% was not dropped: %', days[i], sqlerrm;
-            return i - 1;
-        end;
-    end loop;
-    return cardinality(days);
-end;
-$$;
-
--- Prunes the keys of once() that are older than the setting once_retention; null keeps all.
-create or replace function _prune_once_keys(max_rows integer) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_retention constant interval := (select s.once_retention from settings s);
-    v_now timestamptz := clock();
-begin
-    if v_retention is not null then
-        delete from once_keys o where o.key = any (array(
-            select d.key from once_keys d where d.at < v_now - v_retention
-            order by d.at limit max_rows for update skip locked));
-    end if;
-end;
-$$;
-
--- Prunes entries of the audit log that are older than 90 days.
-create or replace function _prune_audit_log(max_rows integer) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now timestamptz := clock();
-begin
-    delete from audit_log a where a.id = any (array(
-        select d.id from audit_log d where d.at < v_now - interval '90 days'
-        order by d.at limit max_rows for update skip locked));
-end;
-$$;
-
--- Prunes halts older than 30 days whose job is gone and that block no job. No index has their
--- time: reads 16 pages from a random one on, or all pages if max_rows is above 1,000.
-create or replace function _prune_halts(max_rows integer) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now timestamptz := clock();
-    v_pages constant bigint := pg_relation_size('sequence_halts') / current_setting('block_size')::integer;
-    v_span constant bigint := case when max_rows > 1000 then v_pages + 1 else 16 end;
-    v_first constant bigint := floor(random() * greatest(v_pages - v_span + 1, 0));
-begin
-    with unhalted as (
-        delete from sequence_halts h
-        where h.ctid >= format('(%s,0)', v_first)::tid and h.ctid < format('(%s,0)', v_first + v_span)::tid
-          and h.at < v_now - interval '30 days' and not _blocks_sequence(h.sequence_key, h.job_id)
-          and (get_job(h.job_id)).id is null
-        returning h.sequence_key)
-    insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u;
 end;
 $$;

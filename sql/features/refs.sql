@@ -49,7 +49,9 @@ create or replace function _refuse_circle_of_refs(
 as $$
 declare
     v_open integer[];
-    v_n bigint;
+    v_up bigint[]; -- of each child, one of its parents
+    v_at bigint;
+    v_n bigint; -- the first job of a circle
     v_ref text;
 begin
     -- Without a ref that points forwards there is no circle.
@@ -62,7 +64,18 @@ begin
     if children is null then
         return;
     end if;
-    v_n := _in_a_circle(children, parents);
+    v_up := array(
+        select coalesce(e.parent, 0) from generate_series(1, (select max(c) from unnest(children) c)) n
+        left join (select u.child, min(u.parent) as parent from unnest(children, parents) u(child, parent)
+                   group by 1) e on e.child = n
+        order by n);
+    v_at := children[1];
+    for i in 1..2 * cardinality(v_up) loop
+        v_at := v_up[v_at];
+        if i >= cardinality(v_up) then -- so many steps lead into a circle, and as many go round
+            v_n := least(v_n, v_at);
+        end if;
+    end loop;
     v_ref := quote_literal(requests[v_n].ref);
     if exists (select from unnest(children, parents) e(child, parent)
                where e.child = v_n and e.parent = v_n) then
@@ -109,28 +122,5 @@ begin
         v_next := v_next + 1;
     end loop;
     return v_open;
-end;
-$$;
-
--- The first job of a circle, if each of these children waits for another one of them.
-create or replace function _in_a_circle(children bigint[], parents bigint[]) returns bigint
-    language plpgsql immutable set search_path from current
-as $$
-declare
-    v_up constant bigint[] := array(
-        select coalesce(e.parent, 0) from generate_series(1, (select max(c) from unnest(children) c)) n
-        left join (select u.child, min(u.parent) as parent from unnest(children, parents) u(child, parent)
-                   group by 1) e on e.child = n
-        order by n);
-    v_job bigint := children[1];
-    v_first bigint;
-begin
-    for i in 1..2 * cardinality(v_up) loop
-        v_job := v_up[v_job];
-        if i >= cardinality(v_up) then -- so many steps lead into a circle, and as many go round
-            v_first := least(v_first, v_job);
-        end if;
-    end loop;
-    return v_first;
 end;
 $$;

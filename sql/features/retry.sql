@@ -51,7 +51,7 @@ declare
     v_holder live_jobs;
 begin
     delete from finished_jobs f where f.id = _take_back.job_id returning f.* into v_past;
-    perform _keep_end(v_past.id, v_past.state, v_past.result);
+    perform _settle_edges(array[v_past.id], v_past.state, array[v_past.result]);
     while v_past.id is not null and v_row.id is null loop
         insert into live_jobs as j select v_past.*
         on conflict (job_key) where job_key is not null do nothing
@@ -114,7 +114,8 @@ begin
         where j.id = v_row.id
         returning j.* into v_row;
         if v_row.parked = 'unmet' then
-            perform _ask_for_child(v_row.id);
+            insert into promotion_requests (lane, job_id, later)
+            values ('child', v_row.id, true), ('unmet', v_row.id, true);
         else
             insert into promotion_requests (lane) values ('sequence:' || v_row.sequence_key);
         end if;

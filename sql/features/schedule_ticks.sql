@@ -52,16 +52,6 @@ begin
 end;
 $$;
 
--- True if this SQLSTATE means that a tick was interrupted (cancelled, timed out, out of memory or
--- disk, shut down, blocked by a lock). An interrupted tick stays due.
-create or replace function _is_interruption(code text) returns boolean
-    language plpgsql immutable set search_path from current
-as $$
-begin
-    return left(code, 2) in ('40', '53', '57', '58', 'XX') or code in ('25006', '55006', '55P03', '72000');
-end;
-$$;
-
 -- The ticks of a schedule to fire at a moment, at most 100, and the next one after them. A tick
 -- that was interrupted is due however late it is. Any other is due for a minute, or for as long as
 -- `backfill`.
@@ -103,6 +93,7 @@ declare
     v_job_id bigint;
     v_code text;
     v_error text;
+    v_interrupted boolean := false;
     v_now timestamptz;
     v_late interval;
 begin
@@ -129,10 +120,13 @@ begin
                 v_code := nullif(sqlstate, 'PW003');
                 v_error := sqlerrm;
         end;
-        exit when _is_interruption(v_code);
+        -- Cancelled, timed out, out of memory or disk, shut down, blocked by a lock: the tick stays due.
+        v_interrupted := left(v_code, 2) in ('40', '53', '57', '58', 'XX')
+            or v_code in ('25006', '55006', '55P03', '72000');
+        exit when v_interrupted;
         fired := fired + 1;
     end loop;
-    if _is_interruption(v_code) then
+    if v_interrupted then
         -- Retry at once after the first interruption and in the first minute. After that, wait as
         -- long as the tick is late, 10 minutes at most, so that other schedules run.
         v_now := clock();

@@ -35,28 +35,6 @@ begin
 end;
 $$;
 
--- Why a schedule is refused, or null.
-create or replace function _schedule_refusal(s schedule) returns text
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return coalesce(
-        case when s.name is null or s.name = '' or length(s.name) > 200
-             then format('name must be 1 to 200 characters long, got %s',
-                         coalesce(quote_literal(left(s.name, 210)), 'NULL')) end,
-        'cron: ' || (_cron_of(s.cron)).problem, _timezone_refusal(s.timezone),
-        case when s.backfill is null or s.backfill < interval '0' or s.backfill > interval '100 years'
-             then format('backfill must be from 0 to 100 years, got %s',
-                         coalesce(s.backfill::text, 'NULL')) end,
-        _job_refusal(s.identifier, s.payload::json, s.queue_name, null, s.max_attempts, s.job_key,
-                     s.priority, s.flags, s.job_key_mode, s.unique_policy, s.sequence_policy, s.meta,
-                     s.delivery),
-        'unique_policy: ' || _unique_policy_refusal(nullif(s.unique_policy, 'null')),
-        case when s.job_key is not null and nullif(s.unique_policy, 'null') is not null
-             then 'job_key and unique_policy exclude each other: give one of them' end);
-end;
-$$;
-
 -- Writes a schedule. If nothing changed, the row is neither written nor locked. If cron and
 -- timezone are unchanged, the schedule keeps its next tick.
 create or replace function _add_schedule(s schedule) returns schedule
@@ -83,7 +61,23 @@ begin
         v_old.query_role, v_old.query_limit, v_old.origin) then
         v_new := v_old;
     end if;
-    v_problem := coalesce(case when v_new.name is null then _schedule_refusal(s) end, _query_refusal(s));
+    if v_new.name is null then
+        v_problem := coalesce(
+            case when s.name is null or s.name = '' or length(s.name) > 200
+                 then format('name must be 1 to 200 characters long, got %s',
+                             coalesce(quote_literal(left(s.name, 210)), 'NULL')) end,
+            'cron: ' || (_cron_of(s.cron)).problem, _timezone_refusal(s.timezone),
+            case when s.backfill is null or s.backfill < interval '0' or s.backfill > interval '100 years'
+                 then format('backfill must be from 0 to 100 years, got %s',
+                             coalesce(s.backfill::text, 'NULL')) end,
+            _job_refusal(s.identifier, s.payload::json, s.queue_name, null, s.max_attempts, s.job_key,
+                         s.priority, s.flags, s.job_key_mode, s.unique_policy, s.sequence_policy, s.meta,
+                         s.delivery),
+            'unique_policy: ' || _unique_policy_refusal(s.unique_policy),
+            case when s.job_key is not null and s.unique_policy is not null
+                 then 'job_key and unique_policy exclude each other: give one of them' end);
+    end if;
+    v_problem := coalesce(v_problem, _query_refusal(s));
     if v_problem is not null then
         raise exception 'add_schedule: %', v_problem using errcode = 'PW001';
     elsif v_new.name is not null then

@@ -98,7 +98,12 @@ create or replace function wait_for_signal(
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_now timestamptz := clock();
+    v_until timestamptz := v_now + timeout;
     v_job live_jobs;
+    v_wait steps;
+    v_signal signals;
+    v_answer jsonb;
 begin
     perform _refuse_named('wait_for_signal', name, null, null);
     if timeout not between interval '0' and interval '1000 years' then
@@ -114,7 +119,30 @@ begin
             using errcode = 'PW005', hint = 'Wait before start_job, or let another job wait: depends_on.';
     end if;
     perform nextval('coordination_used') where not _coordination_is_used();
-    return _answer_or_park(v_job, name, nth, clock() + timeout);
+    select s.* into v_wait from steps s
+    where s.job_id = v_job.id and s.revision = v_job.revision and s.name = wait_for_signal.name
+      and (s.nth = wait_for_signal.nth or not s.is_wait);
+    if not v_wait.is_wait then
+        raise exception 'wait_for_signal: % is a step of job %', quote_literal(name), job_id
+            using errcode = 'PW003', hint = 'Steps and signals of a job need different names.';
+    elsif v_wait.at is not null then
+        return v_wait.result;
+    elsif v_wait.name is not null then
+        v_until := v_wait.until; -- of the first call
+    end if;
+    v_signal := _kept_signal(v_job.id, v_job.revision, name);
+    v_answer := coalesce(v_signal.payload, case when v_until <= v_now then 'null'::jsonb end);
+    insert into steps as s (job_id, revision, name, nth, run, at, is_wait, until, result, signal_id)
+    values (v_job.id, v_job.revision, wait_for_signal.name, wait_for_signal.nth, v_job.run,
+            case when v_answer is not null then v_now end, true, v_until, v_answer, v_signal.id)
+    on conflict on constraint steps_pkey
+        do update set run = excluded.run, at = excluded.at, result = excluded.result,
+                      signal_id = excluded.signal_id;
+    if v_answer is null then
+        perform _leave(array[row(
+            v_job.id, 'pending', v_until, greatest(v_job.attempts - 1, 0), null, null, null, null)::_move]);
+    end if;
+    return v_answer;
 end;
 $$;
 comment on function wait_for_signal(bigint, bigint, text, interval, integer) is
@@ -144,51 +172,6 @@ begin
 end;
 $$;
 
--- The answer to a wait, saved for later runs; null if there is none yet, and the job waits from now on.
-create or replace function _answer_or_park(job live_jobs, name text, nth integer, until timestamptz)
-    returns jsonb
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now timestamptz := clock();
-    v_wait steps;
-    v_signal signals;
-    v_answer jsonb;
-begin
-    select s.* into v_wait from steps s
-    where s.job_id = job.id and s.revision = job.revision and s.name = _answer_or_park.name
-      and (s.nth = _answer_or_park.nth or not s.is_wait);
-    if not v_wait.is_wait then
-        raise exception 'wait_for_signal: % is a step of job %', quote_literal(name), job.id
-            using errcode = 'PW003', hint = 'Steps and signals of a job need different names.';
-    elsif v_wait.at is not null then
-        return v_wait.result;
-    elsif v_wait.name is not null then
-        until := v_wait.until; -- of the first call
-    end if;
-    v_signal := _kept_signal(job.id, job.revision, name);
-    v_answer := coalesce(v_signal.payload, case when until <= v_now then 'null'::jsonb end);
-    insert into steps as s (job_id, revision, name, nth, run, at, is_wait, until, result, signal_id)
-    values (job.id, job.revision, _answer_or_park.name, _answer_or_park.nth, job.run,
-            case when v_answer is not null then v_now end, true, _answer_or_park.until, v_answer, v_signal.id)
-    on conflict on constraint steps_pkey
-        do update set run = excluded.run, at = excluded.at, result = excluded.result,
-                      signal_id = excluded.signal_id;
-    if v_answer is null then
-        perform _leave(array[row(
-            job.id, 'pending', until, greatest(job.attempts - 1, 0), null, null, null, null)::_move]);
-    end if;
-    return v_answer;
-end;
-$$;
-
--- True unless another session that is still open has sent such a signal: then its own may come first.
--- 500 keys: a transaction may send more signals than PostgreSQL has room for locks.
-create or replace function _is_first_sender(job_id bigint, name text) returns boolean
-    language sql volatile
-    return pg_try_advisory_xact_lock(hashtextextended(
-        current_schema() || '/signal ' || abs(hashtextextended(job_id || ' ' || name, 0) % 500), 0));
-
 create or replace function send_signal(job_id bigint, name text, payload jsonb default null) returns text
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -214,7 +197,10 @@ begin
         select s.name from live_jobs j join steps s on s.job_id = j.id and s.revision = j.revision
         where j.id = send_signal.job_id and j.parked = 'signal' and s.run = j.run and s.at is null
           and (_kept_signal(s.job_id, s.revision, s.name)).id is null);
-    if v_awaited = name and _is_first_sender(job_id, name) then
+    -- Another session that is still open may have sent such a signal: then its own may come first.
+    -- 500 keys: a transaction may send more signals than PostgreSQL has room for locks.
+    if v_awaited = name and pg_try_advisory_xact_lock(hashtextextended(
+            current_schema() || '/signal ' || abs(hashtextextended(job_id || ' ' || name, 0) % 500), 0)) then
         v_became := 'answered';
     end if;
     if (_kept_signal(job_id, v_job.revision, name)).id is not null then

@@ -52,26 +52,6 @@ begin
 end;
 $$;
 
-create or replace function _add_unique(request _job_request, task tasks, uniqueness _uniqueness, label text)
-    returns job
-    language plpgsql set search_path from current
-as $$
-declare
-    v_now timestamptz := clock();
-    v_duplicate live_jobs;
-begin
-    insert into unique_keys (unique_key) values (uniqueness.key) on conflict do nothing;
-    if not found then -- else the key is new and locked: no job has it
-        v_duplicate := _duplicate_of(uniqueness, v_now);
-        if v_duplicate.id is null or uniqueness.on_conflict in ('replace', 'replace_except_schedule') then
-            perform _hold_unique_keys(array[uniqueness.key]);
-            v_duplicate := _duplicate_of(uniqueness, v_now);
-        end if;
-    end if;
-    return _resolve_conflict(v_duplicate, request, task, uniqueness, null, label);
-end;
-$$;
-
 -- Adds a job, or does what its policy says if it has a duplicate. The caller has locked the key's
 -- row, unless the job will be ignored or rejected.
 create or replace function _resolve_conflict(

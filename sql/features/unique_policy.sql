@@ -213,7 +213,9 @@ declare
     v_ojs boolean := not policy ?| array['by_args', 'by_period', 'by_queue', 'by_state', 'exclude_kind'];
     v_payload jsonb;
     v_names text[];
-    v_object text; -- its hash is the key
+    v_task constant text := to_json(normalize(request.identifier));
+    v_queue constant text := to_json(normalize(coalesce(queue_name, 'default')));
+    v_object text; -- canonical JSON, whose hash is the key
 begin
     if v_problem is not null then
         raise exception '%: unique_policy: %', label, v_problem using errcode = 'PW001';
@@ -235,12 +237,20 @@ begin
         elsif jsonb_typeof(policy -> 'by_args') = 'array' and jsonb_typeof(v_payload) = 'object' then
             v_payload := _members(v_payload, _texts_of(policy -> 'by_args'));
         end if;
-        if v_ojs then
-            v_object := _ojs_object(policy, request.identifier, queue_name, v_payload, request.meta);
-        else
-            v_object := _river_object(
-                policy, request.identifier, queue_name, v_payload, coalesce(request.run_at, now));
-        end if;
+        -- A River key has "kind" where an Open Job Spec key has "type": so no two of them are equal.
+        v_object := '{' || case when v_ojs then concat_ws(',',
+            case when policy -> 'keys' ? 'args' then '"args":' || _canonical(v_payload) end,
+            case when policy -> 'keys' ? 'meta' then '"meta":' || _canonical(
+                _members(coalesce(request.meta, '{}'), _texts_of(policy -> 'meta_keys'))) end,
+            case when policy -> 'keys' ? 'queue' then '"queue":' || v_queue end,
+            '"type":' || v_task)
+        else concat_ws(',',
+            case when policy -> 'by_args' <> 'false' then '"args":' || _canonical(v_payload) end,
+            case when policy -> 'exclude_kind' is distinct from 'true' then '"kind":' || v_task end,
+            case when policy ? 'by_period' then '"period":' || to_json(to_char(
+                date_bin(_interval_of(policy -> 'by_period'), coalesce(request.run_at, now),
+                         '0001-01-01 00:00+00') at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) end,
+            case when policy -> 'by_queue' = 'true' then '"queue":' || v_queue end) end || '}';
     exception
         when sqlstate 'PW001' then
             raise exception '%: unique_policy: %', label, sqlerrm using errcode = 'PW001';
@@ -279,34 +289,6 @@ begin
     return v_members;
 end;
 $$;
-
--- The object, as canonical JSON, whose hash is the unique key of a job, for each kind of policies.
--- `payload` has only the members that the policy compares. One expression each, so that PostgreSQL
--- inlines it.
-create or replace function _ojs_object(
-    policy jsonb, identifier text, queue_name text, payload jsonb, meta jsonb) returns text
-    language sql stable
-    return '{' || concat_ws(',',
-        case when policy -> 'keys' ? 'args' then '"args":' || _canonical(payload) end,
-        case when policy -> 'keys' ? 'meta' then '"meta":' || _canonical(
-            _members(coalesce(meta, '{}'), _texts_of(policy -> 'meta_keys'))) end,
-        case when policy -> 'keys' ? 'queue'
-            then '"queue":' || to_json(normalize(coalesce(queue_name, 'default'))) end,
-        '"type":' || to_json(normalize(identifier))) || '}';
-
--- It has "kind", not "type": so no River key equals an Open Job Spec key (with "type").
-create or replace function _river_object(
-    policy jsonb, identifier text, queue_name text, payload jsonb, run_at timestamptz) returns text
-    language sql stable
-    return '{' || concat_ws(',',
-        case when policy -> 'by_args' <> 'false' then '"args":' || _canonical(payload) end,
-        case when policy -> 'exclude_kind' is distinct from 'true'
-            then '"kind":' || to_json(normalize(identifier)) end,
-        case when policy ? 'by_period' then '"period":' || to_json(to_char(
-            date_bin(_interval_of(policy -> 'by_period'), run_at, '0001-01-01 00:00+00') at time zone 'UTC',
-            'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) end,
-        case when policy -> 'by_queue' = 'true'
-            then '"queue":' || to_json(normalize(coalesce(queue_name, 'default'))) end) || '}';
 
 -- True until the period has passed since the existing job was created. Computed in UTC, so that a
 -- day has 24 hours in any session's time zone.

@@ -48,16 +48,6 @@ comment on function await_job(bigint, double precision) is
     'there before, and commit: then look again when notified, and after a second or so in any case. '
     'Errors: PW001; PW004; PW005 (this transaction has added or changed the job, so it cannot run yet).';
 
--- Tells those who wait that these jobs have ended.
-create or replace function _notify_waiters(job_ids bigint[]) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    perform _notify(w.job_id::text, '_ended')
-    from (select distinct i.job_id from waiters i where i.job_id = any (job_ids)) w;
-end;
-$$;
-
 -- True while a caller waits for the end of a job.
 create or replace function _jobs_are_awaited() returns boolean
     language sql volatile

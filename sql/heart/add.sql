@@ -3,10 +3,10 @@
 -- The way of a job into the queue: a plain job is one INSERT of add_job. A job with a job key, a
 -- unique policy, a sequence or flags, or whose task has a policy, goes to
 --
---   _add_with_keys     reads the task, and decides by the keys (features/add_keyed)
---     _add_keyed       a job key: changes the job that has it (_change_keyed), or adds one
---     _add_unique      a unique key: looks for a duplicate, and resolves the conflict (features/unique)
---     _insert_job      neither, or the key is free: one INSERT
+--   _add_with_keys       reads the task, and decides by the keys (features/add_keyed)
+--     _add_keyed         a job key: changes the job that has it (_change_keyed), or adds one
+--     _resolve_conflict  a unique key: adds a job, or does what its policy says (features/unique)
+--     _insert_job        neither, or the key is free: one INSERT
 --
 -- add_jobs (heart/add_jobs) adds jobs with keys by the same functions, and all others by one INSERT.
 

@@ -100,8 +100,7 @@ begin
                 v_left.goal in ('discarded', 'deleted'));
         end if;
         if v_left.goal <> 'discarded' and v_left.discarded is not null then -- it does not halt any more
-            perform _settle_edges(v_left.discarded, 'discarded')
-            where v_left.goal <> 'deleted' and _coordination_is_used();
+            perform _settle_edges(v_left.discarded, 'discarded') where v_left.goal <> 'deleted';
             perform _unhalt_sequence(s.key, s.id)
             from unnest(v_left.sequences, v_left.discarded) s(key, id) where s.key is not null;
         end if;

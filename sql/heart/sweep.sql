@@ -226,18 +226,6 @@ comment on function sweep_workers() is
     'One beat a second calls it, of all workers'', and maintain() does. After ten seconds without a '
     'sweep it extends all leases once: workers could not renew them.';
 
--- Rescues the running jobs of workers that died longer ago, and of unknown workers.
-create or replace function _rescue_orphans() returns integer
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    return _rescue_jobs(
-        array(select distinct c.worker_id from claims c
-              where not exists (select from workers w where w.id = c.worker_id and _is_registered(w))),
-        'worker died');
-end;
-$$;
-
 create or replace function force_unlock_workers(worker_ids text[]) returns void
     language plpgsql security definer set search_path from current
 as $$

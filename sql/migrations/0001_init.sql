@@ -543,7 +543,7 @@ create index waiters_job on waiters (job_id);
 -- job start. The transaction of the change writes the request, and the next pass of the gate deletes it.
 -- So none is lost, and an add never waits for the end of another job.
 create table promotion_requests (
-    -- 'queue:NAME', 'family:PREFIX', 'sequence:KEY'; with a job_id the lanes of _job_lanes.
+    -- 'queue:NAME', 'family:PREFIX', 'sequence:KEY'; with a job_id those of features/edges.
     lane text collate "C" not null,
     id bigint generated always as identity,
     job_id bigint,
