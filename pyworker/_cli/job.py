@@ -22,12 +22,11 @@ def show_job(db: Database, job_id: int) -> Iterator[Any]:
     """Print the job with its steps, its log and the errors of its attempts; payloads where the role may."""
     whole = db.may_read_payloads()
     look, saved = (db.get_job, db.get_steps) if whole else (db.show_job, db.job_marks)
-    job, attempts, steps, lines = db.each(
+    job, errors, steps, lines = db.each(
         *(partial(ask, job_id) for ask in (look, db.job_errors, saved, db.job_log))
     )
     if job is None:
         raise CliError(f"there is no job {job_id} (finished jobs are kept for their retention)")
-    errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in attempts]
     fields = dataclasses.asdict(job)
     if not whole:  # not null: not shown
         del fields["payload"], fields["result"]

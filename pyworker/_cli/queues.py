@@ -87,7 +87,7 @@ def set_queue(
 @click.option("--create", is_flag=True, help="Pause it even if it has had no job yet.")
 def pause_queue(db: Database, queue: str, create: bool) -> Iterator[None]:
     """Start no further job of QUEUE. Running jobs finish, and jobs can be added."""
-    known = create or db.has_queue(queue)
+    known = create or db.queue_state(queue)["known"]
     db.pause_queue(queue)  # first, as it refuses names that no queue may have
     if not known:
         raise CliError(
@@ -102,18 +102,17 @@ def pause_queue(db: Database, queue: str, create: bool) -> Iterator[None]:
 @click.argument("queue")
 def resume_queue(db: Database, queue: str) -> Iterator[None]:
     """Resume a paused QUEUE."""
-    known, paused = db.has_queue(queue), db.is_paused(queue)
+    was = db.queue_state(queue)
     db.resume_queue(queue)
-    family = db.paused_family(queue)
-    if not known:
+    if not was["known"]:
         raise CliError(f"no queue {queue} has jobs or a limit, or is paused (pyworker queues lists them)")
     yield
-    if family:
+    if family := was["paused_family"]:
         raise CliError(
             f"queue {queue} stays paused, since its family {family} is paused:"
             f" pyworker queues resume {shlex.quote(family)}"
         )
-    say(f"queue {queue} {'resumed' if paused else 'was not paused'}")
+    say(f"queue {queue} {'resumed' if was['paused'] else 'was not paused'}")
 
 
 @listing

@@ -77,7 +77,7 @@ def ui(
         missing = error.name or str(error)
         raise CliError(f"the dashboard needs {missing.split('.')[0]}: {pip_install('web')}") from None
     with database(dsn, schema) as db:
-        db.list_queues(limit=1)  # report a problem with the database now, not on the first page
+        db.list_queues(None, 1)  # report a problem with the database now, not on the first page
     with resolved(dsn) as url:
         # Without passwords, accept only this machine's own names in the Host header.
         own = ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1", *hosts]

@@ -28,7 +28,7 @@ def top(dsn: str, schema: str) -> None:
     with resolved(dsn) as url:
         with database(dsn, schema) as db:
             db.check_version(migrations.newest())
-            db.list_queues(limit=1)  # what the first page needs
+            db.list_queues(None, 1)  # what the first page needs
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise CliError("pyworker top needs a terminal; for programs: pyworker queues --json, jobs --json")
         Top(url, schema).run()

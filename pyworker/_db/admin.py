@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from .base import Base
+from .base import Base, Jobs, MaybeJob, OneJob, Rows, Value
 from .queue import add_job_call, send_signal_call
 from .rows import JOB_COLUMNS, JobRow, job_row
 from .text import as_identifier
@@ -15,16 +15,30 @@ from .text import as_identifier
 class Admin(Base):
     """Jobs, queues, sequences and schedules."""
 
+    # -- jobs
+
+    get_job = MaybeJob[[int]]("get_job(%s)")
+    show_job = MaybeJob[[int]]("show_job(%s)")  # without its payload and result
+    retry_job = OneJob[[int]]("retry_job(%s)")
+    cancel_job = OneJob[[int, bool]]("cancel_job(%s, %s)")
+    delete_job = OneJob[[int]]("delete_job(%s)")
+    remove_job = MaybeJob[[str]]("remove_job(%s)")
+    explain_job = Rows[[int]]("explain_job(%s) order by position", "reason, detail, remedy")
+    job_errors = Rows[[int]]("job_errors(%s)", "run, at, worker, error")
+    get_steps = Rows[[int]]("get_steps(%s)", "name, result, run, at")
+    # The saved steps and the signals (kind), without what they hold.
+    job_marks = Rows[[int]]("job_marks(%s)", "kind, name, run, at")
+    job_log = Rows[[int]]("job_log(%s)", "run, attempt, at, level, message")
+    job_signals = Rows[[int]]("job_signals(%s)", "name, payload, at")
+    job_graph = Rows[[int]]("job_graph(%s)", "side, id, task_identifier, state, ref, condition, blocks")
+
     def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
         call = add_job_call(self.schema, identifier, payload, options, self.job_columns)
         return cast("JobRow", job_row(self._rows(*call)[0]))
 
-    def get_job(self, job_id: int) -> JobRow | None:
-        return next(iter(self._jobs("get_job(%s)", job_id)), None)
-
-    def show_job(self, job_id: int) -> JobRow | None:
-        """The job without its payload and result."""
-        return next(iter(self._jobs("show_job(%s)", job_id)), None)
+    def send_signal(self, job_id: int, name: str, payload: Any) -> str:
+        """Returns what became of it: answered, kept or ignored."""
+        return self._rows(*send_signal_call(self.schema, job_id, name, payload))[0][0]
 
     def may_read_payloads(self) -> bool:
         may = "select has_function_privilege(%s, 'execute')"
@@ -36,29 +50,11 @@ class Admin(Base):
         rows = self._rows(f"select i.id, j.state from {source}", [list(job_ids)])
         return {job_id: state for job_id, state in rows}
 
-    def has_queue(self, queue_name: str) -> bool:
-        """True if the queue, or a queue of this family, has jobs, a limit of its own, or is paused."""
-        prefix = queue_name.removesuffix("*") if queue_name.endswith("*") else None
-        known = (
-            f"select from {self._s}.queue_stats q where q.queue_name = %s or starts_with(q.queue_name, %s)"
-        )
-        return bool(self._rows(f"select exists ({known})", [queue_name, prefix])[0][0])
-
-    def is_paused(self, queue_name: str) -> bool:
-        paused = f"select from {self._s}.queue_stats q where q.queue_name = %s and q.paused"
-        return bool(self._rows(f"select exists ({paused})", [queue_name])[0][0])
-
-    def paused_family(self, queue_name: str) -> str | None:
-        """A paused family to which the queue belongs."""
-        rows = self._rows(
-            f"select q.queue_name from {self._s}.queue_stats q where q.paused and q.queue_name <> %s and"
-            " right(q.queue_name, 1) = '*' and starts_with(%s, left(q.queue_name, -1)) order by 1 limit 1",
-            [queue_name, queue_name],
-        )
-        return rows[0][0] if rows else None
-
-    def job_errors(self, job_id: int) -> list[tuple[Any, ...]]:
-        return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])
+    def why_untaken(self, job_id: int) -> str | None:
+        """Why none of the live workers takes the job."""
+        call = "explain_job(%s) where reason = 'no worker takes it'"
+        rows = self._dicts("detail, remedy", call, job_id)
+        return next((f"{row['detail']}: {row['remedy']}" for row in rows), None)
 
     def counts(self) -> dict[str, int]:
         """How many jobs there are in each state, live and finished: exactly, so it reads all of them."""
@@ -87,74 +83,54 @@ class Admin(Base):
         any_worker = f"exists (select from {self._s}.live_workers w where {of_a_worker})"
         return self._rows(f"select count(*) from {jobs} and {any_worker}", [host, pid])[0][0]
 
-    def get_steps(self, job_id: int) -> list[dict[str, Any]]:
-        return self._dicts("name, result, run, at", "get_steps(%s)", job_id)
+    # -- tasks and workers
 
-    def job_marks(self, job_id: int) -> list[dict[str, Any]]:
-        """The saved steps and the signals (kind), without what they hold."""
-        return self._dicts("kind, name, run, at", "job_marks(%s)", job_id)
-
-    def job_log(self, job_id: int) -> list[dict[str, Any]]:
-        return self._dicts("run, attempt, at, level, message", "job_log(%s)", job_id)
-
-    def job_signals(self, job_id: int) -> list[dict[str, Any]]:
-        return self._dicts("name, payload, at", "job_signals(%s)", job_id)
-
-    def job_graph(self, job_id: int) -> list[dict[str, Any]]:
-        columns = "side, id, task_identifier, state, ref, condition, blocks"
-        return self._dicts(columns, "job_graph(%s)", job_id)
-
-    def send_signal(self, job_id: int, name: str, payload: Any) -> str:
-        """Returns what became of it: answered, kept or ignored."""
-        return self._rows(*send_signal_call(self.schema, job_id, name, payload))[0][0]
-
-    def explain_job(self, job_id: int) -> list[dict[str, Any]]:
-        return self._dicts("reason, detail, remedy", "explain_job(%s) order by position", job_id)
-
-    def why_untaken(self, job_id: int) -> str | None:
-        """Why none of the live workers takes the job."""
-        call = "explain_job(%s) where reason = 'no worker takes it'"
-        rows = self._dicts("detail, remedy", call, job_id)
-        return next((f"{row['detail']}: {row['remedy']}" for row in rows), None)
-
-    def retry_job(self, job_id: int) -> JobRow:
-        return self._jobs("retry_job(%s)", job_id)[0]
-
-    def cancel_job(self, job_id: int, force: bool) -> JobRow:
-        return self._jobs("cancel_job(%s, %s)", job_id, force)[0]
-
-    def delete_job(self, job_id: int) -> JobRow:
-        return self._jobs("delete_job(%s)", job_id)[0]
-
-    def remove_job(self, job_key: str) -> JobRow | None:
-        return next(iter(self._jobs("remove_job(%s)", job_key)), None)
-
-    def list_tasks(self) -> list[dict[str, Any]]:
-        options = (
-            "max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout,"
-            " backoff, retention"
-        )
-        return self._dicts(f"identifier, {options}, updated_at", "list_tasks() order by identifier")
+    list_tasks = Rows[[]](
+        "list_tasks() order by identifier",
+        "identifier, max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout,"
+        " backoff, retention, updated_at",
+    )
+    worker_health = Rows[[str | None]]("worker_health(%s)", "worker_id, name, live, ready, detail")
+    doctor = Rows[[]]("doctor()", "check_name, severity, finding, fix")
+    metrics = Rows[[]]("metrics()", "name, kind, help, labels, value")
+    clock = Value[[], datetime]("clock()")
+    advance_clock = Value[[timedelta], datetime]("advance_clock(%s)")
 
     def modules_of(self, task: str) -> list[str]:
         """The modules that the newest live worker with this task has loaded."""
-        workers = self._dicts(
-            "info", "list_workers() where info -> 'task_identifiers' ? %s order by id desc limit 1", task
-        )
+        newest = "list_workers() where info -> 'task_identifiers' ? %s order by id desc limit 1"
+        workers = self._dicts("info", newest, task)
         return [name for worker in workers for name in worker["info"].get("modules", [])]
 
-    def force_unlock_workers(self, worker_ids: Sequence[str]) -> None:
-        self._value("force_unlock_workers(%s)", list(worker_ids))
+    # -- queues and sequences
 
-    def worker_health(self, worker: str | None) -> list[dict[str, Any]]:
-        return self._dicts("worker_id, name, live, ready, detail", "worker_health(%s)", worker)
+    pause_queue = Value[[str], None]("pause_queue(%s)")
+    resume_queue = Value[[str], None]("resume_queue(%s)")
+    resume_sequence = Value[[str], bool]("resume_sequence(%s)")
+    queue_stats = Rows[[]](
+        "queue_stats order by queue_name",
+        "queue_name, concurrency, paused, available, running, pending, scheduled, retryable, discarded,"
+        " oldest_waiting, rate_limit, rate_period, rate_used, rate_left, rate_free_at, fair",
+    )
 
-    def queue_stats(self) -> list[dict[str, Any]]:
-        return self._dicts(
-            "queue_name, concurrency, paused, available, running, pending, scheduled, retryable,"
-            " discarded, oldest_waiting, rate_limit, rate_period, rate_used, rate_left, rate_free_at, fair",
-            "queue_stats order by queue_name",
+    def queue_state(self, queue_name: str) -> Mapping[str, Any]:
+        """Whether it is known (it, or a queue of this family, has jobs, limits, or is paused) and paused.
+
+        `paused_family`: one to which the queue belongs."""
+        stats = f"{self._s}.queue_stats q"
+        family = (
+            "q.paused and q.queue_name <> n.name and right(q.queue_name, 1) = '*'"
+            " and starts_with(n.name, left(q.queue_name, -1))"
         )
+        known, paused, paused_family = self._rows(
+            f"select exists (select from {stats} where q.queue_name = n.name"
+            " or (right(n.name, 1) = '*' and starts_with(q.queue_name, left(n.name, -1)))),"
+            f" exists (select from {stats} where q.queue_name = n.name and q.paused),"
+            f" (select min(q.queue_name) from {stats} where {family})"
+            " from (values (%s::text)) n(name)",
+            [queue_name],
+        )[0]
+        return {"known": known, "paused": paused, "paused_family": paused_family}
 
     def set_queue(
         self,
@@ -170,24 +146,18 @@ class Admin(Base):
         self._value(call + (", fair => true)" if fair else ")"), *values)
         return self._rows("select %s::interval", [rate[1]])[0][0] if rate else None
 
-    def pause_queue(self, queue_name: str) -> None:
-        self._value("pause_queue(%s)", queue_name)
+    # -- schedules
 
-    def resume_queue(self, queue_name: str) -> None:
-        self._value("resume_queue(%s)", queue_name)
-
-    def resume_sequence(self, sequence_key: str) -> bool:
-        return self._value("resume_sequence(%s)", sequence_key)
-
-    def schedules(self) -> list[dict[str, Any]]:
-        return self._dicts(
-            "name, cron, timezone, words, identifier, next_at, last_at, last_job_id, paused, last_error,"
-            " backfill, queue_name, query_role, origin",
-            "schedules order by name",
-        )
-
-    def describe_cron(self, cron: str) -> str:
-        return self._value("describe_cron(%s)", cron)
+    run_schedule = Jobs[[str]]("run_schedule(%s)")
+    pause_schedule = Value[[str], None]("pause_schedule(%s)")
+    resume_schedule = Value[[str], None]("resume_schedule(%s)")
+    remove_schedule = Value[[str], None]("remove_schedule(%s)")
+    parse_crontab = Rows[[str]]("parse_crontab(%s)", "line, schedule, payload")
+    schedules = Rows[[]](
+        "schedules order by name",
+        "name, cron, timezone, words, identifier, next_at, last_at, last_job_id, paused, last_error,"
+        " backfill, queue_name, query_role, origin",
+    )
 
     def next_runs(self, schedule: str, timezone: str, n: int) -> list[dict[str, Any]]:
         """The next n runs of the schedule with this name, or else of this cron expression."""
@@ -202,30 +172,3 @@ class Admin(Base):
         )
         names = ("cron", "timezone", "words", "run_at", "local_time")
         return [dict(zip(names, row, strict=True)) for row in self._rows(statement, [schedule, timezone, n])]
-
-    def run_schedule(self, name: str) -> list[JobRow]:
-        return self._jobs("run_schedule(%s)", name)
-
-    def pause_schedule(self, name: str) -> None:
-        self._value("pause_schedule(%s)", name)
-
-    def resume_schedule(self, name: str) -> None:
-        self._value("resume_schedule(%s)", name)
-
-    def remove_schedule(self, name: str) -> None:
-        self._value("remove_schedule(%s)", name)
-
-    def parse_crontab(self, content: str) -> list[tuple[Any, ...]]:
-        return self._rows(f"select line, schedule, payload from {self._s}.parse_crontab(%s)", [content])
-
-    def doctor(self) -> list[dict[str, Any]]:
-        return self._dicts("check_name, severity, finding, fix", "doctor()")
-
-    def metrics(self) -> list[dict[str, Any]]:
-        return self._dicts("name, kind, help, labels, value", "metrics()")
-
-    def clock(self) -> datetime:
-        return self._value("clock()")
-
-    def advance_clock(self, by: timedelta) -> datetime:
-        return self._value("advance_clock(%s)", by)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -13,6 +15,7 @@ from ..errors import PyworkerError, translated
 from .rows import JOB_COLUMNS, JobRow, job_row
 from .text import Parameters, quoted, rows_of
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # Partitions are counted under the name of their table.
@@ -24,6 +27,63 @@ _CHANGES = """
     left join pg_class parent on parent.oid = i.inhparent
     where s.schemaname = %s and s.n_tup_ins + s.n_tup_upd + s.n_tup_del > 0
     group by 1 order by 1"""
+
+
+class _Call(Generic[P, T]):
+    """A call of SQL as a method of a database: its arguments stand for the %s, in their order."""
+
+    def __init__(self, call: str, columns: str = "") -> None:
+        self._call = call
+        self._columns = columns
+
+    @overload
+    def __get__(self, db: None, owner: Any) -> Callable[Concatenate[Any, P], T]: ...
+    @overload
+    def __get__(self, db: Base, owner: Any) -> Callable[P, T]: ...
+    def __get__(self, db: Any, owner: Any) -> Any:
+        return self._asked if db is None else functools.partial(self._asked, db)
+
+    def _asked(self, db: Base, *arguments: Any) -> Any:
+        return self._ask(db, [_sent(argument) for argument in arguments])
+
+    def _ask(self, db: Base, arguments: list[Any]) -> Any:
+        raise NotImplementedError
+
+
+class Value(_Call[P, T]):
+    """The one value that a function returns."""
+
+    def _ask(self, db: Base, arguments: list[Any]) -> Any:
+        return db._value(self._call, *arguments)
+
+
+class Rows(_Call[P, list[dict[str, Any]]]):
+    """These columns of its rows."""
+
+    def _ask(self, db: Base, arguments: list[Any]) -> Any:
+        return db._dicts(self._columns, self._call, *arguments)
+
+
+class Jobs(_Call[P, list[JobRow]]):
+    def _ask(self, db: Base, arguments: list[Any]) -> Any:
+        return db._jobs(self._call, *arguments)
+
+
+class OneJob(_Call[P, JobRow]):
+    def _ask(self, db: Base, arguments: list[Any]) -> Any:
+        return db._jobs(self._call, *arguments)[0]
+
+
+class MaybeJob(_Call[P, JobRow | None]):
+    def _ask(self, db: Base, arguments: list[Any]) -> Any:
+        return next(iter(db._jobs(self._call, *arguments)), None)
+
+
+def _sent(value: Any) -> Any:
+    """An object is sent as JSON text, and any sequence as an array."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return list(cast("Any", value)) if isinstance(value, tuple) else value
 
 
 class Base:

@@ -104,9 +104,6 @@ class Conformance(Database):
         """Each live worker, and when it has called beat."""
         return self._rows(f"select id, beat_at from {self._s}.live_workers")
 
-    def close_worker(self, worker_id: int) -> None:
-        self._value("close_worker(%s)", worker_id)
-
     def statements(self) -> list[tuple[Any, ...]]:
         """The worker's connections, each with the time of its last statement."""
         return self._rows(_ITS_CONNECTIONS, {"schema": self.schema, "own": OWN})
@@ -134,7 +131,7 @@ class Conformance(Database):
     # -- another worker, played by the script
 
     def open_rival(self) -> int:
-        return self._value("open_worker(%s::jsonb)", json.dumps({"name": "rival"}))["worker"]
+        return self.open_worker({"name": "rival"})["worker"]
 
     def rival_beat(self, worker: int) -> None:
         self._rows(f"select kind from {self._s}.beat(%s)", [worker])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from .base import Base
+from .base import Base, Rows, Value
 from .text import quoted
 
+_SHOWN = "id, task_identifier, state, queue_name, key, attempts, max_attempts, run_at, last_error"
 PAGE = 1000  # rows, the most that list_jobs and list_sequences return at once
 
 
@@ -25,23 +25,39 @@ def explain_statement(schema: str) -> str:
 class Pages(Base):
     """Paged lists, and actions on their rows."""
 
-    def overview(self) -> dict[str, Any]:
-        return self._value("overview()")
-
-    def problems(self) -> list[dict[str, Any]]:
-        return self._dicts("check_name, severity, finding, fix", "problems()")
-
-    def waiting_queues(self, max_queues: int = 10) -> list[dict[str, Any]]:
-        columns = "queue_name, job_id, seconds, usual_p95, paused, late"
-        return self._dicts(columns, "waiting_queues(%s)", max_queues)
-
-    def throughput(self, minutes: int = 60, step: int = 1) -> list[dict[str, Any]]:
-        columns = "minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact"
-        return self._dicts(columns, "throughput(%s, %s) order by minute", minutes, step)
-
-    def activity(self, kind: str, minutes: int, max_names: int) -> list[dict[str, Any]]:
-        columns = "name, completed, cancelled, failed, waited_p95, ran_p50, ran_p95, ran_total, exact"
-        return self._dicts(columns, "activity(%s, %s, %s)", kind, minutes, max_names)
+    overview = Value[[], dict[str, Any]]("overview()")
+    problems = Rows[[]]("problems()", "check_name, severity, finding, fix")
+    waiting_queues = Rows[[int]]("waiting_queues(%s)", "queue_name, job_id, seconds, usual_p95, paused, late")
+    throughput = Rows[[int, int]](
+        "throughput(%s, %s) order by minute",
+        "minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact",
+    )
+    activity = Rows[[str, int, int]](
+        "activity(%s, %s, %s)",
+        "name, completed, cancelled, failed, waited_p95, ran_p50, ran_p95, ran_total, exact",
+    )
+    list_workers = Rows[[]](
+        "list_workers() order by id", "id, info, started_at, beat_at, expires_at, silent, running, jobs"
+    )
+    list_queues = Rows[[str | None, int]](
+        "list_queues(%s, %s)",
+        "queue_name, concurrency, paused, available, running, exact, oldest, oldest_id, rate_limit,"
+        " rate_period, rate_used, rate_left, rate_free_at, fair",
+    )
+    # Halted ones only, or all, after a key, at most so many.
+    list_sequences = Rows[[bool, str | None, int]](
+        "list_sequences(%s, %s, %s)", "sequence_key, running, waiting, halted_by, reason, since, exact"
+    )
+    # The newest jobs that were lost: they may have been done.
+    lost_jobs = Rows[[int]]("jobs where reason = 'lost' order by id desc limit %s", _SHOWN)
+    perform_action = Rows[[str, Sequence[str], str, dict[str, Any]]](
+        "perform_action(%s, %s::text[], %s, %s::jsonb)", "target, ok, outcome, audit_id"
+    )
+    action_sql = Value[[str, str, dict[str, Any]], str | None]("action_sql(%s, %s, %s::jsonb)")
+    audit = Rows[[int | None, int]](
+        "audit where id < coalesce(%s::bigint, 9223372036854775807) order by id desc limit %s",
+        "id, at, actor, db_role, action, target, ok, outcome",
+    )
 
     def count_jobs(self) -> dict[str, dict[str, Any]]:
         rows = self._dicts("state, jobs, exact", "count_jobs()")
@@ -92,11 +108,6 @@ class Pages(Base):
                 return found
             after = more or rows[-1]["id"]
 
-    def lost_jobs(self, limit: int) -> list[dict[str, Any]]:
-        """The newest jobs that were lost: they may have been done."""
-        columns = "id, task_identifier, state, queue_name, key, attempts, max_attempts, run_at, last_error"
-        return self._dicts(columns, "jobs where reason = 'lost' order by id desc limit %s", limit)
-
     def tasks_of(self, job_ids: Sequence[int]) -> dict[int, str]:
         """The tasks of these jobs, live or in history."""
         columns = "id, task_identifier"
@@ -117,27 +128,9 @@ class Pages(Base):
 
     def jobs_waiting_for(self, job_id: int, limit: int) -> list[dict[str, Any]]:
         """The newest jobs that wait for the end of this one."""
-        columns = "id, task_identifier, state, queue_name, key, attempts, max_attempts, run_at, last_error"
         waiting = f"select d.job_id from {self._s}.dependencies d where d.depends_on = %s"
         source = f"jobs v where v.state = 'pending' and v.id in ({waiting}) order by v.id desc limit %s"
-        return self._dicts(columns, source, job_id, limit)
-
-    def list_workers(self) -> list[dict[str, Any]]:
-        columns = "id, info, started_at, beat_at, expires_at, silent, running, jobs"
-        return self._dicts(columns, "list_workers() order by id")
-
-    def list_queues(self, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
-        columns = (
-            "queue_name, concurrency, paused, available, running, exact, oldest, oldest_id, rate_limit,"
-            " rate_period, rate_used, rate_left, rate_free_at, fair"
-        )
-        return self._dicts(columns, "list_queues(%s, %s)", after, limit)
-
-    def list_sequences(
-        self, halted: bool = False, after: str | None = None, limit: int = 50
-    ) -> list[dict[str, Any]]:
-        columns = "sequence_key, running, waiting, halted_by, reason, since, exact"
-        return self._dicts(columns, "list_sequences(%s, %s, %s)", halted, after, limit)
+        return self._dicts(_SHOWN, source, job_id, limit)
 
     def sequences(self, limit: int) -> list[dict[str, Any]]:
         """Halted sequences first, each kind by key."""
@@ -155,14 +148,6 @@ class Pages(Base):
             if len(found) == limit or len(rows) < size:
                 return found
 
-    def perform_action(
-        self, action: str, targets: Sequence[str], actor: str, options: Mapping[str, Any] | None = None
-    ) -> list[dict[str, Any]]:
-        return self._dicts(
-            "target, ok, outcome, audit_id", "perform_action(%s, %s::text[], %s, %s::jsonb)",
-            action, list(targets), actor, json.dumps(options or {}),
-        )  # fmt: skip
-
     def perform_on_listed(self, action: str, actor: str, **filters: Any) -> dict[str, Any]:
         """A chunk of the jobs that list_jobs finds by these arguments."""
         columns = "done, refused, outcomes, next_id, first_audit, last_audit"
@@ -177,14 +162,6 @@ class Pages(Base):
         """The SQL of each action that would change this job."""
         rows = self._dicts("action, statement", "job_actions(%s)", job_id)
         return {row["action"]: row["statement"] for row in rows}
-
-    def action_sql(self, action: str, target: str, options: Mapping[str, Any]) -> str | None:
-        return self._value("action_sql(%s, %s, %s::jsonb)", action, target, json.dumps(options))
-
-    def audit(self, before: int | None, limit: int) -> list[dict[str, Any]]:
-        columns = "id, at, actor, db_role, action, target, ok, outcome"
-        source = "audit where %s::bigint is null or id < %s order by id desc limit %s"
-        return self._dicts(columns, source, before, before, limit)
 
 
 def _named(function: str, arguments: Mapping[str, Any]) -> tuple[str, list[Any]]:

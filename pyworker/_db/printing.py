@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -57,12 +57,9 @@ class Printing(Database):
     def may_read_payloads(self) -> bool:
         return True
 
-    def has_queue(self, queue_name: str) -> bool:
-        """True: only a change asks."""
-        return True
+    def queue_state(self, queue_name: str) -> Mapping[str, Any]:
+        """As if it were paused: only a change asks."""
+        return {"known": True, "paused": True, "paused_family": None}
 
-    def is_paused(self, queue_name: str) -> bool:
-        return True
-
-    def parse_crontab(self, content: str) -> list[tuple[Any, ...]]:
+    def parse_crontab(self, content: str) -> list[dict[str, Any]]:
         return self._real().parse_crontab(content)

@@ -13,7 +13,7 @@ import psycopg
 from .._payload import to_json
 from .._texts import printable
 from ..errors import translated
-from .base import Base
+from .base import Base, Value
 from .queue import naming_times
 from .rows import JOB_COLUMNS
 from .text import as_identifier, named_call, quoted
@@ -64,8 +64,7 @@ class Beat(NamedTuple):
 class Worker(Base):
     """The SQL functions for workers, as methods."""
 
-    def open_worker(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        return self._value("open_worker(%s::jsonb)", json.dumps(info))
+    open_worker = Value[[dict[str, Any]], dict[str, Any]]("open_worker(%s::jsonb)")
 
     def beat(self, worker_id: int, lock: bool, condition: str | None, busy: bool) -> Beat:
         """`condition` is JSON text; None leaves it as it is.
@@ -95,11 +94,8 @@ class Worker(Base):
         stops = f"select b.id, b.run from {source} where b.kind = 'stop'"
         return cast("Any", self._rows(stops, [worker_id, ids, runs, lost_answer]))
 
-    def close_worker(self, worker_id: int) -> None:
-        self._value("close_worker(%s)", worker_id)
-
-    def update_worker(self, worker_id: int, info: Mapping[str, Any]) -> None:
-        self._value("update_worker(%s, %s::jsonb)", worker_id, json.dumps(info))
+    close_worker = Value[[int], None]("close_worker(%s)")
+    update_worker = Value[[int, dict[str, Any]], None]("update_worker(%s, %s::jsonb)")
 
     def define_task(self, identifier: str, options: Mapping[str, Any]) -> None:
         parameters = {"identifier": identifier, **options}
@@ -182,9 +178,6 @@ class Worker(Base):
     def start_job(self, job_id: int, run: int) -> bool:
         return self._rows(start_job_statement(self.schema), [job_id, run])[0][0]
 
-    def was_finished(self, job_id: int, run: int, transaction: str) -> bool | None:
-        return self._value("was_finished(%s, %s, %s::xid8)", job_id, run, transaction)
-
     def fail_jobs(self, failures: Sequence[Mapping[str, Any]]) -> None:
         """Fail these jobs, but not those that another session has locked: they fail with their worker."""
         if not failures:
@@ -202,11 +195,8 @@ class Worker(Base):
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
         self._value("report_crash(%s, %s::bigint[], %s::bigint[], %s)", worker_id, ids, runs, error)
 
-    def maintain(self) -> dict[str, int] | None:
-        return self._value("maintain()")
-
-    def seconds_until_tick(self) -> float | None:
-        return self._value("seconds_until_tick()")
+    maintain = Value[[], dict[str, int] | None]("maintain()")
+    seconds_until_tick = Value[[], float | None]("seconds_until_tick()")
 
     def run_schedules(self, seconds: float) -> int:
         """Fire due schedules and return how many ticks fired.

@@ -21,8 +21,8 @@ log = logging.getLogger("pyworker.schedules")
 def load_crontab(db: Database, file: str, dry_run: bool = False) -> list[dict[str, Any]]:
     path = Path(file)
     wanted = [
-        {**schedule, **({"payload": _json_of(payload, line)} if payload else {})}
-        for line, schedule, payload in db.parse_crontab(text_of(path))
+        {**row["schedule"], **({"payload": _json_of(row["payload"], row["line"])} if row["payload"] else {})}
+        for row in db.parse_crontab(text_of(path))
     ]
     return db.declare_schedules([f"crontab:{path.name}"], wanted, dry_run)
 

@@ -279,7 +279,7 @@ class Top(App[None]):
         verb = action.replace("_", " ").removesuffix(f" {what}")
 
         async def act() -> None:
-            answer = await self.ask(lambda db: db.perform_action(action, [target], self.actor), "admin")
+            answer = await self.ask(lambda db: db.perform_action(action, [target], self.actor, {}), "admin")
             for told in answer or []:
                 self.notify(
                     shown(f"{verb} {what} {target}: {told['outcome']}"),

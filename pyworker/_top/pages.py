@@ -89,7 +89,7 @@ PAGES = {
         ON_A_JOB, _of("id"), "job",
     ),
     "queues": Page(
-        "Queues", lambda db: db.list_queues(limit=200), "queue_name",
+        "Queues", lambda db: db.list_queues(None, 200), "queue_name",
         {"queue": _of("queue_name"), "running": _load("running", "concurrency", "no limit"),
          "available": _about("available"), "oldest": _of("oldest"),
          "paused": lambda row: "paused" if row["paused"] else "",
@@ -149,7 +149,7 @@ def _short(at: datetime) -> str:
 
 def lately(db: Database) -> Row:
     """How many jobs a minute were completed, and attempts failed, in the last five."""
-    rows = db.throughput(6)[:-1]  # without the minute that has just begun
+    rows = db.throughput(6, 1)[:-1]  # without the minute that has just begun
     return {
         "completed": sum(row["completed"] for row in rows) / len(rows),
         "failed": sum(row["failed"] for row in rows) / len(rows),

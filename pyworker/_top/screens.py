@@ -26,7 +26,7 @@ from .pages import Row
 EVERY = 2.0  # seconds between refreshes
 UNREAD = 0.3  # seconds that it takes to read a question
 
-Answer = tuple[JobRow | None, list[tuple[Any, ...]], list[Row]]  # the job, its errors, why it waits
+Answer = tuple[JobRow | None, list[Row], list[Row]]  # the job, its errors, why it waits
 
 
 class Ask(ModalScreen[bool]):
@@ -99,7 +99,7 @@ class JobPage(ModalScreen[None]):
             self._text(job, errors, reasons) if job else Text(f"there is no job {self.job_id} any more")
         )
 
-    def _text(self, job: JobRow, errors: list[tuple[Any, ...]], reasons: list[Row]) -> Text:
+    def _text(self, job: JobRow, errors: list[Row], reasons: list[Row]) -> Text:
         text = Text()
         for name, value in asdict(job).items():
             hidden = name == "payload" and not self.revealed  # the result as well
@@ -120,10 +120,9 @@ class JobPage(ModalScreen[None]):
             text.append(row["reason"], "bold").append(shown(f": {row['detail']}\n"))
             if row["remedy"]:
                 text.append(shown(f"   → {row['remedy']}\n"))
-        for _, at, worker, error in errors:
-            text.append(f"\nattempt failed {text_of(at)} on worker {worker}\n", "yellow").append(
-                shown(f"{error.rstrip()}\n")
-            )
+        for error in errors:
+            text.append(f"\nattempt failed {text_of(error['at'])} on worker {error['worker']}\n", "yellow")
+            text.append(shown(f"{error['error'].rstrip()}\n"))
         return text
 
     def action_act(self, action: str) -> None:

@@ -204,10 +204,7 @@ class Dashboard(Actions):
                     "No such job",
                     f"There is no job {job_id}. Finished jobs are kept for their retention.",
                 )
-            names = ("run", "at", "worker", "error")
-            errors: list[dict[str, Any]] = [
-                dict(zip(names, row, strict=True)) for row in db.job_errors(job_id)
-            ]
+            errors = db.job_errors(job_id)
             graph, statements = db.job_graph(job_id), db.job_actions(job_id)
             began = job.locked_at or (db.last_claim(job_id) if job.finished_at else None)
             if self.show_payloads:
