@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -37,14 +37,18 @@ class _Call(Generic[P, T]):
         self._columns = columns
 
     @overload
-    def __get__(self, db: None, owner: Any) -> Callable[Concatenate[Any, P], T]: ...
+    def __get__(self, db: None, owner: Any) -> Self: ...
     @overload
     def __get__(self, db: Base, owner: Any) -> Callable[P, T]: ...
-    def __get__(self, db: Any, owner: Any) -> Any:
-        return self._asked if db is None else functools.partial(self._asked, db)
+    def __get__(self, db: Base | None, owner: Any) -> Any:
+        return self if db is None else functools.partial(self, db)
 
-    def _asked(self, db: Base, *arguments: Any) -> Any:
+    def __call__(self, db: Base, *arguments: P.args, **named: P.kwargs) -> T:
         return self._ask(db, [_sent(argument) for argument in arguments])
+
+    def statement(self, schema: str) -> str:
+        """For another connection."""
+        return f"select {self._columns} from {quoted(schema)}.{self._call}"
 
     def _ask(self, db: Base, arguments: list[Any]) -> Any:
         raise NotImplementedError
@@ -75,6 +79,9 @@ class OneJob(_Call[P, JobRow]):
 
 
 class MaybeJob(_Call[P, JobRow | None]):
+    def statement(self, schema: str) -> str:
+        return rows_of(schema, self._call)
+
     def _ask(self, db: Base, arguments: list[Any]) -> Any:
         return next(iter(db._jobs(self._call, *arguments)), None)
 

@@ -8,18 +8,9 @@ from functools import partial
 from typing import Any
 
 from .base import Base, Rows, Value
-from .text import quoted
 
 _SHOWN = "id, task_identifier, state, queue_name, key, attempts, max_attempts, run_at, last_error"
 PAGE = 1000  # rows, the most that list_jobs and list_sequences return at once
-
-
-def perform_action_statement(schema: str) -> str:
-    return f"select target, ok, outcome from {quoted(schema)}.perform_action(%s, %s::text[], %s)"
-
-
-def explain_statement(schema: str) -> str:
-    return f"select reason, detail from {quoted(schema)}.explain_job(%s) order by position"
 
 
 class Pages(Base):

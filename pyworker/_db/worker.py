@@ -15,8 +15,7 @@ from .._texts import printable
 from ..errors import translated
 from .base import Base, Value
 from .queue import naming_times
-from .rows import JOB_COLUMNS
-from .text import as_identifier, named_call, quoted
+from .text import as_identifier, named_call
 
 _DEFINE_ARGUMENTS = {
     "identifier": "text",
@@ -35,23 +34,6 @@ _TURN = (
     "kind, id, run, task_identifier, payload::text, attempts, max_attempts, queue_name, key, flags::text,"
     " meta::text, sequence_key, delivery, crashes, timeout_s, run_at_s, created_at_s, why, again_in_s"
 )
-
-
-def start_job_statement(schema: str) -> str:
-    """The job is at_most_once from now on: a worker calls it for such jobs alone."""
-    return f"select {quoted(schema)}.start_job(%s, %s, 'at_most_once')"
-
-
-def get_job_statement(schema: str) -> str:
-    return f"select {JOB_COLUMNS} from {quoted(schema)}.get_job(%s) j"
-
-
-def job_errors_statement(schema: str) -> str:
-    return f"select at, worker, error from {quoted(schema)}.job_errors(%s)"
-
-
-def job_log_statement(schema: str) -> str:
-    return f"select at, attempt, level, message from {quoted(schema)}.job_log(%s)"
 
 
 class Beat(NamedTuple):
@@ -175,8 +157,8 @@ class Worker(Base):
         ids = [[job_id for job_id, _ in runs], [run for _, run in runs]]
         return cast("Any", self._rows(f"select j.id, j.run from {which} where {ended}", ids))
 
-    def start_job(self, job_id: int, run: int) -> bool:
-        return self._rows(start_job_statement(self.schema), [job_id, run])[0][0]
+    # The job is at_most_once from now on: a worker calls it for such jobs alone.
+    start_job = Value[[int, int], bool]("start_job(%s, %s, 'at_most_once')")
 
     def fail_jobs(self, failures: Sequence[Mapping[str, Any]]) -> None:
         """Fail these jobs, but not those that another session has locked: they fail with their worker."""

@@ -22,8 +22,8 @@ from django.db import connections
 from django.utils import timezone
 
 from .. import _client, tasks
+from .._db.database import Database
 from .._db.rows import job_row
-from .._db.worker import get_job_statement, job_errors_statement
 from ..job import AsyncJob, Job
 
 try:
@@ -89,12 +89,13 @@ class TasksBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> Any:
         """The state and result of the task with this id, as long as the job's retention lasts."""
         is_ours = re.fullmatch(r"[0-9]{1,18}", str(result_id))
-        rows = self._rows(get_job_statement(self.schema), result_id) if is_ours else []
+        rows = self._rows(Database.get_job.statement(self.schema), result_id) if is_ours else []
         job = job_row(rows[0]) if rows else None
         task = job and self._task_of(job.task_identifier)
         if not task:
             raise TaskResultDoesNotExist(result_id)
-        return self._result(task, job, self._rows(job_errors_statement(self.schema), result_id))
+        errors = self._rows(Database.job_errors.statement(self.schema), result_id)
+        return self._result(task, job, [row[1:] for row in errors])
 
     def _rows(self, statement: str, result_id: str) -> list[tuple[Any, ...]]:
         with connections[self.database].cursor() as cursor:

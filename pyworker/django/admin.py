@@ -16,8 +16,7 @@ from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 
 from .. import _client
-from .._db.pages import explain_statement, perform_action_statement
-from .._db.worker import job_errors_statement, job_log_statement
+from .._db.database import Database
 from .models import EndedJob, Job, _Job
 
 COUNTED = 10_000  # jobs at most: with more, the last page is not the last one
@@ -67,11 +66,11 @@ class _JobAdmin(admin.ModelAdmin):
         ids = [str(pk) for pk in queryset.order_by("pk").values_list("pk", flat=True)]
         actor = request.user.get_username()[:200]
         done: list[str] = []
-        statement = perform_action_statement(_client.default_schema())
+        statement = Database.perform_action.statement(_client.default_schema())
         for begin in range(0, len(ids), AT_ONCE):
-            rows = self._rows(queryset.db, statement, action, ids[begin : begin + AT_ONCE], actor)
-            done += [f"{target} {outcome}" for target, ok, outcome in rows if ok]
-            for target, _, outcome in (row for row in rows if not row[1]):
+            rows = self._rows(queryset.db, statement, action, ids[begin : begin + AT_ONCE], actor, "{}")
+            done += [f"{target} {outcome}" for target, ok, outcome, _ in rows if ok]
+            for target, _, outcome, _ in (row for row in rows if not row[1]):
                 self.message_user(request, f"job {target}: {outcome}", messages.WARNING)
         if done:
             shown = ", ".join(done[:20]) + (f" and {len(done) - 20} more" if len(done) > 20 else "")
@@ -82,18 +81,18 @@ class _JobAdmin(admin.ModelAdmin):
             cursor.execute(statement, arguments)
             return cursor.fetchall()
 
-    def _ask(self, job: _Job, statement: str) -> list[tuple[Any, ...]]:
-        return self._rows(job._state.db or "default", statement, job.pk)
+    def _ask(self, job: _Job, call: Any) -> list[tuple[Any, ...]]:
+        return self._rows(job._state.db or "default", call.statement(_client.default_schema()), job.pk)
 
     @admin.display(description="errors of the attempts")
     def errors(self, job: _Job) -> Any:
-        rows = self._ask(job, job_errors_statement(_client.default_schema()))
-        return format_html_join("", "<p>{}, worker {}:</p><pre>{}</pre>", rows) or "none"
+        rows = self._ask(job, Database.job_errors)
+        return format_html_join("", "<p>{1}, worker {2}:</p><pre>{3}</pre>", rows) or "none"
 
     @admin.display(description="log")
     def log(self, job: _Job) -> Any:
-        rows = self._ask(job, job_log_statement(_client.default_schema()))
-        lines = format_html_join("", "<li>{}, attempt {}, {}: {}</li>", rows)
+        rows = self._ask(job, Database.job_log)
+        lines = format_html_join("", "<li>{2}, attempt {1}, {3}: {4}</li>", rows)
         return format_html("<ul>{}</ul>", lines) if rows else "empty"
 
     def get_readonly_fields(self, request: Any, obj: Any = None) -> tuple[str, ...]:
@@ -112,8 +111,8 @@ class JobAdmin(_JobAdmin):
 
     @admin.display(description="why it is not running")
     def why(self, job: _Job) -> Any:
-        rows = self._ask(job, explain_statement(_client.default_schema()))
-        return format_html_join("", "<p><strong>{}</strong>: {}</p>", rows)
+        rows = self._ask(job, Database.explain_job)
+        return format_html_join("", "<p><strong>{0}</strong>: {1}</p>", rows)
 
     def get_readonly_fields(self, request: Any, obj: Any = None) -> tuple[str, ...]:
         return ("why", *super().get_readonly_fields(request, obj))
