@@ -25,7 +25,6 @@ from .scripts import (
     KEEP_SETTINGS,
     MAKE_CLOCK_MOVABLE,
     MIGRATIONS,
-    RECORD_MIGRATION,
     RESTORE_SETTINGS,
     SET_SCHEMA,
     record_migration_text,
@@ -50,6 +49,11 @@ class Migration:
     def checksum(self) -> str:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
+    def script(self) -> str:
+        """Its text, and that it was applied."""
+        record = record_migration_text(self.version, self.name, self.breaking, self.checksum)
+        return self.path.read_text("utf-8") + record
+
 
 def migrations() -> list[Migration]:
     """All migrations of this package, oldest first."""
@@ -64,15 +68,20 @@ def code() -> list[Path]:
     return [directory("sql") / name for name in names]
 
 
-def _finish(sql_dir: Path, *, movable_clock: bool, roles: bool) -> list[Path]:
-    """The files that are loaded after the code."""
-    setup = sql_dir / "setup"
-    optional = [
-        setup / f"{name}.sql"
-        for name, wanted in (("movable_clock", movable_clock), ("roles", roles))
-        if wanted
-    ]
-    return [*optional, sql_dir / "grants.sql", setup / "end.sql"]
+def _begin(schema: str) -> list[str]:
+    """What comes before the migrations."""
+    setup = directory("sql") / "setup"
+    named = SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())).as_string(None)
+    return [f"{named};\n", *((setup / step).read_text("utf-8") for step in ("owner.sql", "begin.sql"))]
+
+
+def _end(*, movable_clock: bool, roles: bool) -> list[str]:
+    """What comes after the migrations: the code, and the rights."""
+    setup = directory("sql") / "setup"
+    optional = {"movable_clock": movable_clock, "roles": roles}
+    paths = [*code(), *(setup / f"{name}.sql" for name, wanted in optional.items() if wanted)]
+    paths += [directory("sql") / "grants.sql", setup / "end.sql"]
+    return [path.read_text("utf-8") for path in paths]
 
 
 def newest() -> int:
@@ -93,8 +102,8 @@ def pending(conn: psycopg.Connection[Any], schema: str = "pyworker") -> list[Mig
     It begins like `migrate`, and is refused to the same roles.
     """
     with conn.transaction(force_rollback=True):
-        conn.execute(SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())))
-        conn.execute((directory("sql") / "setup" / "owner.sql").read_bytes())
+        for text in _begin(schema)[:2]:
+            _run(conn, text)
         applied = _applied(conn, schema)
     return [migration for migration in migrations() if migration.version not in applied]
 
@@ -113,20 +122,14 @@ def migrate(
     the four group roles. Raises SchemaVersionError if an applied migration was edited later, or if
     the database is newer and breaking.
     """
-    sql_dir = directory("sql")
     with translated(), conn.transaction():
-        conn.execute(SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())))
-        for step in ("owner.sql", "begin.sql"):
-            conn.execute((sql_dir / "setup" / step).read_bytes())
+        for text in _begin(schema):
+            _run(conn, text)
         applied = _applied(conn, schema)
         done: list[Migration] = []
         for migration in migrations():
             if migration.version not in applied:
-                conn.execute(migration.path.read_bytes())
-                conn.execute(
-                    RECORD_MIGRATION,
-                    [migration.version, migration.name, migration.breaking, migration.checksum],
-                )
+                _run(conn, migration.script())
                 done.append(migration)
             elif applied[migration.version][1] is None:  # installed by psql, which records no checksum
                 conn.execute(FILL_CHECKSUM, [migration.checksum, migration.version])
@@ -135,13 +138,15 @@ def migrate(
                     f"{migration.path.name} is not the file that was applied to this database"
                 )
         if movable_clock:
-            conn.execute(MAKE_CLOCK_MOVABLE)
-        for path in code():
-            conn.execute(path.read_bytes())
+            _run(conn, MAKE_CLOCK_MOVABLE)
         row = conn.execute(CLOCK_IS_MOVABLE).fetchone()
-        for path in _finish(sql_dir, movable_clock=bool(row and row[0]), roles=roles):
-            conn.execute(path.read_bytes())
+        for text in _end(movable_clock=bool(row and row[0]), roles=roles):
+            _run(conn, text)
     return done
+
+
+def _run(conn: psycopg.Connection[Any], text: str) -> None:
+    conn.execute(text.encode())
 
 
 def script(
@@ -163,24 +168,18 @@ def script(
         raise InvalidArgument(
             f"there is no schema version {from_version} (this pyworker knows 0 to {newest()})"
         )
-    sql_dir = directory("sql")
-    named = SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())).as_string(None)
     since = "any version" if from_version is None else f"version {from_version}"
     parts = [
         f"-- pyworker, from {since} to {newest()}\n",
         BEGIN if transaction else KEEP_SETTINGS,
-        named + ";\n",
-        *((sql_dir / "setup" / step).read_text("utf-8") for step in ("owner.sql", "begin.sql")),
+        *_begin(schema),
     ]
     for migration in migrations():
         if migration.version > (from_version or 0):
-            text = migration.path.read_text("utf-8") + record_migration_text(
-                migration.version, migration.name, migration.breaking, migration.checksum
-            )
+            text = migration.script()
             parts.append(text if from_version is not None else unless_applied(migration.version, text))
     if movable_clock:
-        parts.append(MAKE_CLOCK_MOVABLE.decode())
-    paths = [*code(), *_finish(sql_dir, movable_clock=movable_clock, roles=roles)]
-    parts += [path.read_text("utf-8") for path in paths]
+        parts.append(MAKE_CLOCK_MOVABLE)
+    parts += _end(movable_clock=movable_clock, roles=roles)
     parts.append("commit;\n" if transaction else RESTORE_SETTINGS)
     return "\n".join(parts)

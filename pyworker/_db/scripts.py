@@ -13,9 +13,8 @@ SET_SCHEMA = sql.SQL(
 )
 HAS_MIGRATIONS = b"select true from pg_tables where schemaname = %s and tablename = 'migrations'"
 MIGRATIONS = sql.SQL("select version, name, checksum from {schema}.migrations order by version")
-RECORD_MIGRATION = b"insert into migrations (version, name, breaking, checksum) values (%s, %s, %s, %s)"
 FILL_CHECKSUM = b"update migrations set checksum = %s where version = %s"
-MAKE_CLOCK_MOVABLE = b"update settings set movable_clock = true;\n"
+MAKE_CLOCK_MOVABLE = "update settings set movable_clock = true;\n"
 CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 
 # For a script inside a foreign transaction: save the settings that setup/begin.sql changes, then

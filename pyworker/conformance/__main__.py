@@ -12,13 +12,15 @@ from pathlib import Path
 
 import click
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from .._db.conformance import Conformance
 from .._db.connect import first_line
+from .._dev.url import url_of
 from . import faults, order, outcomes, waiting
 from .broken import Broken
 from .promise import PROMISES, Promise
-from .stage import Stage, url_of
+from .stage import Stage
 
 LEASE = timedelta(seconds=12)  # the shortest that configure takes
 CONCURRENCY = "5"
@@ -32,8 +34,8 @@ def staged(dsn: str, command: Sequence[str], patience: float, keep: bool) -> Ite
     schema = f"pyworker_conformance_{os.getpid()}"
     db = Conformance(dsn, schema)
     environment = {
-        **os.environ, "DATABASE_URL": url_of(dsn, schema), "PYWORKER_SCHEMA": schema,
-        "PYWORKER_RUN_CONCURRENCY": CONCURRENCY,
+        **os.environ, "DATABASE_URL": url_of(make_conninfo(dsn, application_name=schema)),
+        "PYWORKER_SCHEMA": schema, "PYWORKER_RUN_CONCURRENCY": CONCURRENCY,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="pyworker-") as directory, db.conn:
         try:

@@ -12,9 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
-
-from psycopg.conninfo import conninfo_to_dict
 
 from .._db.conformance import Conformance
 from .._db.rows import JobRow
@@ -248,18 +245,3 @@ class Stage:
                 return False
             time.sleep(0.01)
         return True
-
-
-def url_of(dsn: str, name: str) -> str:
-    """The connection as a URL, which clients of all languages read, under this application_name."""
-    given = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
-    user, password, host, port = (given.pop(key, "") for key in ("user", "password", "host", "port"))
-    login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
-    where = ""
-    if host and not host.startswith("/") and "," not in host:
-        where = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
-    else:
-        given |= {key: value for key, value in (("host", host), ("port", port)) if value}
-    dbname = quote(given.pop("dbname", ""), safe="")
-    query = urlencode({**given, "application_name": name}, quote_via=quote)
-    return f"postgresql://{login}{'@' if login or where else ''}{where}/{dbname}?{query}"
