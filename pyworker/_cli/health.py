@@ -45,7 +45,8 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Serve /metrics of this worker for Prometheus, and /live and /ready, on this port."),
         HOST,
         click.option(
-            "--name", help="The worker's name, for `pyworker health --worker`. Default: the host name."),
+            "--name", default="",
+            help="The worker's name, for `pyworker health --worker`. Default: the host name."),
     ):  # fmt: skip
         command = option(command)
     return command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import Any
 
 import click
 
@@ -116,12 +117,10 @@ def _bounded(
 )
 @_health.run_options
 def run(
-    modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int,
-    queues: tuple[list[str], dict[str, int]], tasks: tuple[str, ...],
-    forbidden_flags: tuple[str, ...], once: bool,
-    shutdown_timeout: float, poll_interval: float, max_memory: int | None, crontab: str | None,
-    no_uvloop: bool, log_format: str, no_tracebacks: bool, log_level: str, name: str | None,
-    health_port: int | None, metrics_port: int | None, host: str, stuck_after: float,
+    modules: tuple[str, ...], dsn: str, schema: str, queues: tuple[list[str], dict[str, int]],
+    tasks: tuple[str, ...], forbidden_flags: tuple[str, ...], max_memory: int | None,
+    crontab: str | None, no_uvloop: bool, no_tracebacks: bool, health_port: int | None,
+    metrics_port: int | None, host: str, **options: Any,
 ) -> None:  # fmt: skip
     """Run the jobs of the tasks that MODULES define (packages with all submodules).
 
@@ -132,7 +131,6 @@ def run(
     2 wrong usage, 56 the database is older than this pyworker (run `pyworker migrate`), 57 it is
     newer and incompatible (upgrade pyworker).
     """
-    names, bounds = queues
     from .._logging import set_up
 
     try:
@@ -140,15 +138,13 @@ def run(
     except OSError as error:
         raise CliError(f"the current directory cannot be read: {error.strerror}") from error
 
-    set_up(log_format, log_level.upper())
     config = RunConfig(
-        dsn="", schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes,
-        queues=names, bounds=bounds, only_tasks=list(tasks), forbidden_flags=list(forbidden_flags),
-        once=once, shutdown_timeout=shutdown_timeout, poll_interval=poll_interval,
-        max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
-        log_level=log_level.upper(), name=name or "", stuck_after=stuck_after,
-        metrics=metrics_port is not None, uvloop=not no_uvloop, tracebacks=not no_tracebacks,
+        dsn="", schema=schema, tasks=list(modules), queues=queues[0], bounds=queues[1],
+        only_tasks=list(tasks), forbidden_flags=list(forbidden_flags),
+        max_memory=max_memory << 20 if max_memory else None, metrics=metrics_port is not None,
+        uvloop=not no_uvloop, tracebacks=not no_tracebacks, **options,
     )  # fmt: skip
+    set_up(config.log_format, config.log_level)
     ports = [port for port in (health_port, metrics_port) if port]
     with resolved(dsn) as config.dsn, named_roles(config.dsn, schema):
         raise SystemExit(_serve(config, crontab, host, ports))
