@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from ._checks import in_place_of
-from ._db.queue import SCHEDULE_OPTIONS
-from ._db.worker import TASK_OPTIONS
+from ._db.queue import SCHEDULE_OPTIONS, TASK_OPTIONS
 
 MAX_BATCH = 10_000  # jobs of a call
 _ADD = "task.add(conn, payload)"

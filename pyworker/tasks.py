@@ -21,7 +21,6 @@ from typing import (
 
 from . import _client
 from ._arguments import AddOptions, CronOptions, TaskOptions
-from ._db.database import Database
 from ._db.either import AsyncConnection, SyncConnection
 from ._db.queue import ADD_ARGUMENTS
 from ._db.rows import JobRow
@@ -31,6 +30,9 @@ from ._options import ELSEWHERE, checked_batch, cron_options, task_options
 from ._texts import module_meant, project_meant
 from .errors import InvalidArgument, TaskError
 from .job import AsyncJob, Job
+
+if TYPE_CHECKING:
+    from ._db.database import Database
 
 P = ParamSpec("P")
 R = TypeVar("R")

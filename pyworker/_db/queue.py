@@ -44,6 +44,20 @@ OF_ONE_JOB = {"identifier", "run_at", "depends_on", "expires_at", "max_wait"}
 SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - OF_ONE_JOB) | {
     "name", "timezone", "backfill",
 }  # fmt: skip
+# The same of define_task.
+DEFINE_ARGUMENTS = {
+    "identifier": "text",
+    "max_attempts": "integer",
+    "priority": "integer",
+    "queue_name": "text",
+    "unique_policy": "jsonb",
+    "sequence_policy": "jsonb",
+    "delivery": "text",
+    "timeout": "interval",
+    "backoff": "jsonb",
+    "retention": "interval",
+}
+TASK_OPTIONS = DEFINE_ARGUMENTS.keys() - {"identifier"}
 # Times from now (and delay, which is one) go by the queue's clock, which tests may move.
 TIMES = ("run_at", "expires_at")
 SOON = "{schema}.clock() + {value}::interval"

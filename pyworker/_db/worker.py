@@ -14,22 +14,9 @@ from .._payload import to_json
 from .._texts import printable
 from ..errors import translated
 from .base import Base, Value
-from .queue import naming_times
+from .queue import DEFINE_ARGUMENTS, naming_times
 from .text import as_identifier, named_call
 
-_DEFINE_ARGUMENTS = {
-    "identifier": "text",
-    "max_attempts": "integer",
-    "priority": "integer",
-    "queue_name": "text",
-    "unique_policy": "jsonb",
-    "sequence_policy": "jsonb",
-    "delivery": "text",
-    "timeout": "interval",
-    "backoff": "jsonb",
-    "retention": "interval",
-}
-TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
 _TURN = (
     "kind, id, run, task_identifier, payload::text, attempts, max_attempts, queue_name, key, flags::text,"
     " meta::text, sequence_key, delivery, crashes, timeout_s, run_at_s, created_at_s, why, again_in_s"
@@ -83,7 +70,7 @@ class Worker(Base):
         parameters = {"identifier": identifier, **options}
         for name in parameters.keys() & {"unique_policy", "sequence_policy", "backoff"}:
             parameters[name] = json.dumps(parameters[name])
-        given = {name: _DEFINE_ARGUMENTS[name] for name in parameters}
+        given = {name: DEFINE_ARGUMENTS[name] for name in parameters}
         with naming_times("define_task", parameters):
             self._rows(f"select {named_call(self.schema, 'define_task', given)}", parameters)
 
