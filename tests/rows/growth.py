@@ -29,7 +29,7 @@ def beside(place: Place, named: dict[str, Any], names: Iterable[str], count: int
     place.rows("select pyworker.advance_clock('2 hours')")
     place.rows("select pyworker.heartbeat(%(worker)s), pyworker.heartbeat(%(other)s)", named)
     crowds.settle(place.rows)
-    place.rows("reset pyworker.floor_ready; reset pyworker.floor_due")
+    place.rows("reset pyworker.floor_ready; reset pyworker.floor_due; reset pyworker.floor_expired")
 
 
 def verb_of(name: str) -> Verb:

@@ -30,7 +30,7 @@ ALONE = """
 PROLONG = """
     select set_config(n, regexp_replace(current_setting(n), '[0-9]+$', (
         extract(epoch from clock_timestamp()) * 1000000 + 1900000)::bigint::text), false)
-    from unnest(array['ready', 'due']) name
+    from unnest(array['ready', 'due', 'expired']) name
     cross join lateral (select 'pyworker.floor_' || name) s(n)
     where current_setting(n, true) <> ''"""
 
