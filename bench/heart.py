@@ -1,6 +1,6 @@
-"""What the heart costs: the server's CPU of one session, beside another checkout's SQL in the same run.
+"""What the heart costs: the server's CPU of one session, beside the SQL of another checkout.
 
-    python bench/heart.py --sql ../other/sql [--rounds 5] [--only 'empty turn,add_job']
+    python bench/heart.py --sql ../other/sql [--rounds 5] [--only 'empty turn|add_job']
 
 Both are installed into one server, and measured in turns, round by round. A figure is the median of the
 rounds, in microseconds of CPU for each turn or job. Read the ratios.
@@ -9,6 +9,7 @@ rounds, in microseconds of CPU for each turn or job. Read the ratios.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import subprocess
 import sys
@@ -193,9 +194,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sql", type=Path, required=True, help="the sql/ of the other checkout")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="scenarios, with commas between them")
+    parser.add_argument("--only", default="", help="a regular expression: the scenarios with such a name")
     options = parser.parse_args()
-    chosen = [name for name in SCENARIOS if not options.only or name in options.only.split(",")]
+    chosen = [name for name in SCENARIOS if re.search(options.only, name)]
     with temporary_server(in_memory=True) as server:
         sides = [Side(server, "before", options.sql), Side(server, "now", OWN)]
         for name in sorted(chosen, key=lambda n: n in AFTER_SETTINGS):

@@ -517,8 +517,7 @@ create table queues (
     constraint queues_rate_limit CHECK ((rate_limit >= 1))
 );
 
-CREATE INDEX queues_paused_family ON queues USING btree (queue_name)
-    WHERE (paused AND ("right"(queue_name, 1) = '*'::text));
+CREATE INDEX queues_families ON queues USING btree (queue_name) WHERE ("right"(queue_name, 1) = '*'::text);
 
 create table schedule_entries (
     name text collate "C" not null,

@@ -24,13 +24,17 @@ begin atomic
                       else 1 end as concurrency,
                  coalesce(q.paused, false) or p.changed is not null as paused,
                  greatest(q.changed, f.changed, p.changed) as changed,
-                 exists (select from held_settings h
-                         where h.changed = any (array[q.changed, f.changed, p.changed])) as held,
+                 (select true from held_settings h order by h.changed, h.queue_name limit 1) is true
+                 and exists (select from held_settings h
+                             where h.changed = any (array[q.changed, f.changed, p.changed])) as held,
                  case when q.inherits is false then q.rate_limit else f.rate_limit end as rate_limit,
                  case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
                  case when q.inherits is false then q.fair else coalesce(f.fair, false) end as fair, f.family
-          from (select q.name, array(select left(q.name, l.long) || '*'
-                                     from generate_series(0, length(q.name)) l(long)) as families
+          from (select q.name, case when ( -- null: there are no families
+                           select true from queues a where right(a.queue_name, 1) = '*'
+                           order by a.queue_name limit 1) then array(
+                           select left(q.name, l.long) || '*'
+                           from generate_series(0, length(q.name)) l(long)) end as families
                 from unnest(_queues_of.queue_names) q(name) offset 0) n
           left join lateral ( -- look-ups for each name, with any settings of the caller
               select i.* from queues i where i.queue_name = n.name offset 0) q on true
@@ -39,8 +43,9 @@ begin atomic
                      o.rate_period, o.fair
               from queues o
               where q.inherits is not false and o.queue_name = any (n.families) and not o.inherits
+                and right(o.queue_name, 1) = '*'
               order by length(o.queue_name) desc limit 1) f on true
-          left join lateral ( -- nearly always none: it has an index of its own
+          left join lateral (
               select o.changed from queues o
               where o.paused and right(o.queue_name, 1) = '*' and o.queue_name = any (n.families)
               order by o.queue_name limit 1) p on true) u;
@@ -93,23 +98,24 @@ declare
     v_now timestamptz := clock();
     v_most constant integer := greatest(100, wanted);
     v_names constant text[] := array(select distinct n.name from unnest(queue_names) n(name));
-    v_asides constant boolean := _settings_are_used();
     v_done record;
 begin
-    if v_asides then
-        perform _settle_queues(v_names, families)
-        where (select true from held_settings h order by h.changed, h.queue_name limit 1);
-        perform _add_up_starts(v_names);
-        delete from set_aside a where a.queue_name = any (v_names) and a.until <= v_now;
+    if not _settings_are_used() then
+        opened := _open_serial_queues(v_names);
+        again := false;
+        return;
     end if;
+    perform _settle_queues(v_names, families)
+    where (select true from held_settings h order by h.changed, h.queue_name limit 1);
+    perform _add_up_starts(v_names);
+    delete from set_aside a where a.queue_name = any (v_names) and a.until <= v_now;
     with lane as materialized (
         select r.*, array(
             select j.ctid from live_jobs j
             where j.queue_name = r.name and j.parked = 'queue'
-              and (v_asides is not true or (
-                  select true from set_aside a
-                  where a.queue_name = r.name and a.task_identifier = j.task_identifier
-                    and a.flags is not distinct from j.flags limit 1) is null)
+              and (select true from set_aside a
+                   where a.queue_name = r.name and a.task_identifier = j.task_identifier
+                     and a.flags is not distinct from j.flags limit 1) is null
             order by j.queue_name, j.priority, j.run_at, j.id
             limit case when r.slots is null then 1000 else least(greatest(r.free, 0), v_most) end
             for update skip locked) as tids
@@ -147,6 +153,42 @@ begin
                                         array[coalesce(cardinality(v_done.locked), 0)])),
             (v_done.rated, v_done.free_ats)) l(lane, at) where l.lane is not null;
     end if;
+end;
+$$;
+
+-- The same while no queue of this database was ever set: each is serial.
+create or replace function _open_serial_queues(queue_names text[]) returns integer
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_done record;
+begin
+    with lane as materialized (
+        select n.name, t.state, p.tid from unnest(queue_names) n(name)
+        left join lateral (
+            select j.state from live_jobs j where j.queue_name = n.name and j.ready_at is not null
+            order by j.queue_name, j.priority, j.run_at, j.id limit 1) t on true
+        left join lateral (
+            select j.ctid as tid from live_jobs j
+            where t.state is null and j.queue_name = n.name and j.parked = 'queue'
+            order by j.queue_name, j.priority, j.run_at, j.id limit 1 for update skip locked) p on true),
+    moved as (
+        update live_jobs j set ready_at = greatest(v_now, j.run_at), parked = null
+        from lane l where j.ctid = l.tid)
+    select count(l.tid) as opened,
+           array_agg('queue:' || l.name) filter (where num_nonnulls(l.tid, l.state) = 0) as locked,
+           array_agg(l.name) filter (where l.state = 'available') as tight
+    into v_done from lane l
+    where l.tid is not null or l.state is distinct from 'running' and (
+        select true from live_jobs j where j.queue_name = l.name and j.parked = 'queue'
+        order by j.queue_name, j.priority, j.run_at, j.id limit 1);
+    insert into promotion_requests (lane) select f.lane from unnest(_let_better_in(v_done.tight)) f(lane)
+    where v_done.tight is not null;
+    perform _ask_later(
+        v_done.locked, array_fill(v_now + interval '0.25 s', array[cardinality(v_done.locked)]))
+    where v_done.locked is not null;
+    return v_done.opened;
 end;
 $$;
 

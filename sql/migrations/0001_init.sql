@@ -262,8 +262,8 @@ create table queues (
     fair boolean not null default false,        -- of a family: its queues take turns
     constraint queues_rate check ((rate_limit is null) = (rate_period is null))
 );
--- Families that are paused: each queue looks for one.
-create index queues_paused_family on queues (queue_name) where paused and right(queue_name, 1) = '*';
+-- Families: each queue looks for its own.
+create index queues_families on queues (queue_name) where right(queue_name, 1) = '*';
 
 -- The versions of settings that some open transactions may not have seen (gate/settings). A table of its own,
 -- which passes of the gate change, so that no setting waits for a pass.

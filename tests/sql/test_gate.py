@@ -324,16 +324,18 @@ def test_a_setting_waits_for_no_session_that_has_the_gate_and_has_seen_one_befor
 # Better jobs, and kinds that nobody takes ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("limit", [None, 2])
 def test_a_strictly_better_job_changes_places_with_one_that_was_let_in_and_not_claimed(
-    api: Any, worker: int
+    api: Any, worker: int, limit: int | None
 ) -> None:
-    api.set_queue("q", 2)
+    if limit:
+        api.set_queue("q", limit)
     waits = add(api, 3)
-    assert api.promote_jobs() == 2
+    assert api.promote_jobs() == (limit or 1)
     better = add(api, 1, priority=-1)
     equal = add(api, 1)
-    assert claim(api, worker) == sorted([waits[0], *better])
-    for expected in (waits[1], waits[2], equal[0]):
+    assert claim(api, worker) == sorted([*waits[: (limit or 1) - 1], *better])
+    for expected in [*waits[(limit or 1) - 1 :], *equal]:
         api.finish(api.value("select min(id) from pyworker.jobs where state = 'running'"))
         assert claim(api, worker) == [expected]
 

@@ -27,9 +27,10 @@ def test_jobs_of_a_named_queue_run_one_after_the_other_in_order(
     assert api.claim_jobs(worker, 10) == []
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-def test_the_order_in_a_queue_is_priority_run_at_id(api: Any, worker: int, limit: int) -> None:
-    api.set_queue("q", limit)
+@pytest.mark.parametrize("limit", [None, 1, 2], ids=["never set", "1", "2"])
+def test_the_order_in_a_queue_is_priority_run_at_id(api: Any, worker: int, limit: int | None) -> None:
+    if limit:
+        api.set_queue("q", limit)
     now = api.at("-1 hour")
     keys = [(5, 0), (0, 3), (0, 1), (-1, 9), (0, 1), (5, -1)]
     jobs = api.add_jobs(
