@@ -47,14 +47,17 @@ declare
     v_now timestamptz := clock();
     v_limited boolean := true; -- as every queue is that was never set
     v_hands boolean := true;
-    v_waiting integer; -- 1: others wait, for a pass or for a session that has them locked
+    v_waiting boolean; -- for this end, for a pass, or for a session that has them locked
 begin
     if cardinality(queues) > 1 then
         return _hand_on_many(queues, slots);
-    elsif _settings_are_used() then
+    end if;
+    v_waiting := (select true from live_jobs p where p.queue_name = queues[1] and p.parked = 'queue'
+                  order by p.queue_name, p.priority, p.run_at, p.id limit 1);
+    if (v_waiting or slots[1] is null) and _settings_are_used() then
         select q.limited, q.hands into v_limited, v_hands from _lanes_of(queues, slots) q;
     end if;
-    if v_hands then
+    if v_waiting and v_hands then
         update live_jobs j set ready_at = greatest(v_now, j.run_at), parked = null, slot = slots[1]
         where j.ctid = (
             select p.ctid from live_jobs p where p.queue_name = queues[1] and p.parked = 'queue'
@@ -64,12 +67,9 @@ begin
         end if;
     end if;
     if v_limited then
-        insert into promotion_requests (lane) values ('queue:' || queues[1])
-        returning (select 1 from live_jobs p
-                   where p.queue_name = queues[1] and p.parked = 'queue'
-                   order by p.queue_name, p.priority, p.run_at, p.id limit 1) into v_waiting;
+        insert into promotion_requests (lane) values ('queue:' || queues[1]);
     end if;
-    return coalesce(v_waiting, 0);
+    return case when v_waiting and v_limited then 1 else 0 end;
 end;
 $$;
 
