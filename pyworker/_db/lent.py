@@ -97,8 +97,7 @@ async def _last_row(
 
 
 def _note(conn: Connection[Any] | AsyncConnection[Any], caller: str, began: Any, pooled: bool) -> None:
-    """Behind a transaction pooler another client gets the session after the commit, so all is undone
-    before."""
+    # Behind a transaction pooler another client gets the session after the commit, so all is undone before.
     conn.was_lent = not pooled
     conn.block = _Block(caller, began, _AS_OURSELVES, 1)
     if pooled:

@@ -56,6 +56,11 @@ create or replace function _settings_are_used() returns boolean
     language sql volatile
     return pg_sequence_last_value('settings_used'::regclass) is not null;
 
+-- True once one had a rate or took turns. Until then no claim and no pass looks for starts.
+create or replace function _rates_are_used() returns boolean
+    language sql volatile
+    return coalesce(pg_sequence_last_value('settings_used'::regclass) >= 1000000, false);
+
 -- True if a job of this queue must wait at the gate. A transaction that reads the settings has an id by then:
 -- by that id a pass knows when all that have not seen a change have ended. At another isolation level the
 -- snapshot may be too old to show the limit.
@@ -107,7 +112,7 @@ begin
     end if;
     perform _settle_queues(v_names, families)
     where (select true from held_settings h order by h.changed, h.queue_name limit 1);
-    perform _add_up_starts(v_names);
+    perform _add_up_starts(v_names) where _rates_are_used();
     delete from set_aside a where a.queue_name = any (v_names) and a.until <= v_now;
     with lane as materialized (
         select r.*, array(

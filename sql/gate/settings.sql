@@ -92,7 +92,11 @@ begin
         raise exception 'set_queue: %', v_problem using errcode = 'PW001';
     end if;
     v_period := make_interval(secs => extract(epoch from rate_period)::double precision);
-    perform nextval('settings_used') where not _settings_are_used();
+    if rate_limit is not null or fair then
+        perform setval('settings_used', 1000000);
+    else
+        perform nextval('settings_used') where not _settings_are_used();
+    end if;
     insert into queues as q (queue_name, concurrency, rate_limit, rate_period, fair, updated_at)
     values (set_queue.queue_name, set_queue.concurrency, set_queue.rate_limit, v_period, set_queue.fair,
             v_now)

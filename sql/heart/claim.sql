@@ -120,7 +120,7 @@ begin
         (select date_part('epoch', t.timeout) from tasks t where t.identifier = j.task_identifier),
         date_part('epoch', j.run_at), date_part('epoch', j.created_at), null::text, null::float8;
     get diagnostics v_n = row_count;
-    if v_n > 0 and _settings_are_used() then
+    if v_n > 0 and _rates_are_used() then
         perform _note_starts(worker_id, this_run);
     end if;
     if v_n > 0 and not _claims_are_tidy(worker_id, this_run) then

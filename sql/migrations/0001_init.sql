@@ -636,5 +636,6 @@ create sequence polled_until minvalue 0 start 0;        -- until then one polls 
 create sequence fleet_size minvalue 0 start 0;          -- how many workers were registered at the last sweep
 create sequence silent_before minvalue 0 start 0;       -- older transactions may have added jobs silently
 create sequence coordination_used minvalue 0 start 0;   -- set once a dependency, step, signal … was stored
-create sequence settings_used minvalue 0 start 0;       -- set once a queue was set or paused
+create sequence settings_used minvalue 0 start 0;       -- set once a queue was set or paused: 1,000,000
+                                                        -- once one had a rate or took turns
 create sequence waited_until minvalue 0 start 0;        -- until then a caller waits for the end of a job

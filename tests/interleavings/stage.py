@@ -34,7 +34,7 @@ RESTORE = """
                          + case when id = 1 and '{start}' = 'dead' then interval '-1 s' else '20 s' end;
         perform setval('pyworker.job_ids', 10), setval('pyworker.promotion_requests_id_seq', 1000),
             {registers}, setval('pyworker.coordination_used', 0, '{start}' = 'graph'),
-            setval('pyworker.settings_used', 0, {settings}),
+            setval('pyworker.settings_used', 1000000, {settings}),
             setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 5000),
             setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint);
         if {marked} then
