@@ -27,34 +27,6 @@ begin
 end;
 $$;
 
--- For instance 'at 09:00', or 'every 5 minutes of hour 9 to 17'.
-create or replace function _describe_times(c _cron) returns text
-    language plpgsql immutable set search_path from current
-as $$
-declare
-    v_all_minutes boolean := cardinality(c.minutes) = 60;
-    v_all_hours boolean := cardinality(c.hours) = 24;
-    v_step integer := case
-        when cardinality(c.minutes) > 1 and 60 % c.minutes[2] = 0
-             and c.minutes = array(select generate_series(0, 59, nullif(c.minutes[2], 0)))
-        then c.minutes[2] end;
-begin
-    if cardinality(c.minutes) * cardinality(c.hours) <= 6 then
-        return 'at ' || _with_and((
-            select string_agg(format('%s:%s', lpad(h.h::text, 2, '0'), lpad(m.m::text, 2, '0')),
-                              ', ' order by h.h, m.m)
-            from unnest(c.hours) h(h), unnest(c.minutes) m(m)));
-    end if;
-    return case when v_all_minutes then 'every minute'
-                when v_step is not null then format('every %s minutes', v_step)
-                when c.minutes = '{0}' and v_all_hours then 'every hour'
-                else format('at minute %s', _numbers_in_words(c.minutes)) end
-        || case when not v_all_hours then format(' of hour %s', _numbers_in_words(c.hours))
-                when v_all_minutes or v_step is not null or c.minutes = '{0}' then ''
-                else ' of every hour' end;
-end;
-$$;
-
 create or replace function describe_cron(cron text) returns text
     language plpgsql immutable security definer set search_path from current
 as $$
@@ -65,6 +37,9 @@ declare
         'November', 'December'];
     v_weekdays constant text[] := '{Sunday,Monday,Tuesday,Wednesday,Thursday,Friday,Saturday}'::text[];
     v_nth constant text[] := '{first,second,third,fourth,fifth,last}'::text[];
+    v_all_minutes boolean := cardinality(c.minutes) = 60;
+    v_all_hours boolean := cardinality(c.hours) = 24;
+    v_step integer; -- every so many minutes
     v_days integer[];
     v_time text;
     v_date text; -- null if all dates match
@@ -73,7 +48,23 @@ begin
     if c.problem is not null then
         raise exception 'describe_cron: cron: %', c.problem using errcode = 'PW001';
     end if;
-    v_time := _describe_times(c);
+    v_step := case when cardinality(c.minutes) > 1 and 60 % c.minutes[2] = 0
+             and c.minutes = array(select generate_series(0, 59, nullif(c.minutes[2], 0)))
+        then c.minutes[2] end;
+    if cardinality(c.minutes) * cardinality(c.hours) <= 6 then
+        v_time := 'at ' || _with_and((
+            select string_agg(format('%s:%s', lpad(h.h::text, 2, '0'), lpad(m.m::text, 2, '0')),
+                              ', ' order by h.h, m.m)
+            from unnest(c.hours) h(h), unnest(c.minutes) m(m)));
+    else
+        v_time := case when v_all_minutes then 'every minute'
+                       when v_step is not null then format('every %s minutes', v_step)
+                       when c.minutes = '{0}' and v_all_hours then 'every hour'
+                       else format('at minute %s', _numbers_in_words(c.minutes)) end
+            || case when not v_all_hours then format(' of hour %s', _numbers_in_words(c.hours))
+                    when v_all_minutes or v_step is not null or c.minutes = '{0}' then ''
+                    else ' of every hour' end;
+    end if;
     v_days := array(select d.d from unnest(c.dates) d(d) where d.d < 32);
     v_date := case when cardinality(v_days) < 31 then concat_ws(' and ',
         'on day ' || nullif(_numbers_in_words(v_days), ''),

@@ -8,6 +8,11 @@ declare
     v_bad record;
     v_children bigint[]; -- positions: each child waits for its parent
     v_parents bigint[];
+    v_open integer[];
+    v_up bigint[]; -- of each child, one of its parents
+    v_at bigint;
+    v_n bigint; -- the first job of a circle
+    v_ref text;
 begin
     select r.ref, max(r.ordinality) as n into v_bad from unnest(requests) with ordinality r
     where r.ref is not null group by r.ref having count(*) > 1 or length(r.ref) not between 1 and 512
@@ -37,39 +42,22 @@ begin
             || array_fill(cardinality(requests)::bigint, array[cardinality(requests) - 1]);
         v_parents := v_parents || array(select n from generate_series(1, cardinality(requests) - 1) n);
     end if;
-    perform _refuse_circle_of_refs(requests, label, v_children, v_parents);
-end;
-$$;
-
--- Refuses jobs of a call that wait for each other in a circle. Positions: each of the children waits for its
--- parent.
-create or replace function _refuse_circle_of_refs(
-    requests _job_request[], label text, children bigint[], parents bigint[]) returns void
-    language plpgsql immutable set search_path from current set enable_nestloop = off -- calls may be large
-as $$
-declare
-    v_open integer[];
-    v_up bigint[]; -- of each child, one of its parents
-    v_at bigint;
-    v_n bigint; -- the first job of a circle
-    v_ref text;
-begin
     -- Without a ref that points forwards there is no circle.
-    if not exists (select from unnest(children, parents) e(child, parent) where e.parent >= e.child) then
+    if not exists (select from unnest(v_children, v_parents) e(child, parent) where e.parent >= e.child) then
         return;
     end if;
-    v_open := _open_parents(children, parents);
-    select array_agg(e.child), array_agg(e.parent) into children, parents
-    from unnest(children, parents) e(child, parent) where v_open[e.child] > 0 and v_open[e.parent] > 0;
-    if children is null then
+    v_open := _open_parents(v_children, v_parents);
+    select array_agg(e.child), array_agg(e.parent) into v_children, v_parents
+    from unnest(v_children, v_parents) e(child, parent) where v_open[e.child] > 0 and v_open[e.parent] > 0;
+    if v_children is null then
         return;
     end if;
     v_up := array(
-        select coalesce(e.parent, 0) from generate_series(1, (select max(c) from unnest(children) c)) n
-        left join (select u.child, min(u.parent) as parent from unnest(children, parents) u(child, parent)
+        select coalesce(e.parent, 0) from generate_series(1, (select max(c) from unnest(v_children) c)) n
+        left join (select u.child, min(u.parent) as parent from unnest(v_children, v_parents) u(child, parent)
                    group by 1) e on e.child = n
         order by n);
-    v_at := children[1];
+    v_at := v_children[1];
     for i in 1..2 * cardinality(v_up) loop
         v_at := v_up[v_at];
         if i >= cardinality(v_up) then -- so many steps lead into a circle, and as many go round
@@ -77,7 +65,7 @@ begin
         end if;
     end loop;
     v_ref := quote_literal(requests[v_n].ref);
-    if exists (select from unnest(children, parents) e(child, parent)
+    if exists (select from unnest(v_children, v_parents) e(child, parent)
                where e.child = v_n and e.parent = v_n) then
         raise exception '%: depends_on: the job would wait for itself: % is its own ref',
             format(label, v_n), v_ref using errcode = 'PW001', hint = 'Name the refs of other jobs.';

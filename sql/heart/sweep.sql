@@ -141,46 +141,6 @@ begin
 end;
 $$;
 
--- If the clock was set back, shortens the leases that reach too far now. The session may stand still at any
--- time: so it reads the clock once more when no worker can extend these leases any longer.
-create or replace function _shorten_leases() returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_ttl constant interval := worker_ttl();
-    v_now timestamptz := clock();
-    v_ids constant bigint[] := array(
-        select r.id from workers r
-        where _is_registered(r) and r.expires_at > v_now + v_ttl + interval '1 second'
-        order by r.id for update skip locked);
-begin
-    if v_ids <> '{}' then
-        v_now := clock();
-        update workers w set expires_at = v_now + v_ttl
-        where w.id = any (v_ids) and w.expires_at > v_now + v_ttl + interval '1 second';
-    end if;
-end;
-$$;
-
--- Notes since when the lock of a worker is free, for as long as sweeps see it free. After a pause
--- of the sweeps (the database was down), a worker has the full time again to take its lock.
-create or replace function _suspect_workers(held bigint[], pause boolean) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now constant timestamptz := clock();
-begin
-    update workers w
-    set suspect_since = case when not w.locked or _has_lock(w, held) then null
-                             when pause then v_now else coalesce(w.suspect_since, v_now) end
-    where w.id in (
-        select s.id from workers s
-        where _is_registered(s) and s.locked
-          and (_has_lock(s, held) = (s.suspect_since is not null) or pause and not _has_lock(s, held))
-        order by s.id for update skip locked);
-end;
-$$;
-
 create or replace function sweep_workers() returns integer
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -190,7 +150,10 @@ declare
     -- In real time; null before the first sweep.
     v_gap_ms constant bigint := abs(v_clock_ms - nullif((select s.last_value from swept_at s), 0));
     v_held constant bigint[] := _held_worker_locks();
+    v_ttl constant interval := worker_ttl();
     v_spared boolean := false;
+    v_later timestamptz; -- the session may stand still at any time
+    v_ids bigint[];
 begin
     if v_gap_ms > 10000 then
         v_spared := _spare_workers(v_now, v_held);
@@ -200,8 +163,30 @@ begin
     if not v_spared and (v_gap_ms <= 200) is not true then
         perform setval('swept_at', v_clock_ms);
     end if;
-    perform _shorten_leases();
-    perform _suspect_workers(v_held, coalesce(v_gap_ms > 1500, false));
+    -- If the clock was set back, shortens the leases that reach too far now. It reads the clock once more
+    -- when no worker can extend these leases any longer.
+    v_later := clock();
+    v_ids := array(
+        select r.id from workers r
+        where _is_registered(r) and r.expires_at > v_later + v_ttl + interval '1 second'
+        order by r.id for update skip locked);
+    if v_ids <> '{}' then
+        v_later := clock();
+        update workers w set expires_at = v_later + v_ttl
+        where w.id = any (v_ids) and w.expires_at > v_later + v_ttl + interval '1 second';
+    end if;
+    -- Notes since when the lock of a worker is free, for as long as sweeps see it free. After a pause
+    -- of the sweeps (the database was down), a worker has the full time again to take its lock.
+    v_later := clock();
+    update workers w
+    set suspect_since = case when not w.locked or _has_lock(w, v_held) then null
+                             when v_gap_ms > 1500 then v_later else coalesce(w.suspect_since, v_later) end
+    where w.id in (
+        select s.id from workers s
+        where _is_registered(s) and s.locked
+          and (_has_lock(s, v_held) = (s.suspect_since is not null)
+               or v_gap_ms > 1500 and not _has_lock(s, v_held))
+        order by s.id for update skip locked);
     update workers w set dead_at = v_now
     where w.id in (
         select d.id from workers d
