@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import random
 import selectors
 import sys
 import time
@@ -125,13 +126,13 @@ class Worker(Client):
         self.report_at = float("inf")
         self.next_look = float("inf")
         self.woken = self.wakes = False  # by a notification: the next claim, and the one that is under way
-        self.vain = 0.0  # by how much it puts off its next claim after a notification
+        self.vain = 0.0  # by how much, at most, it puts off its next claim after a notification
         self.look()
 
     def heard(self) -> None:
         told["notifications"] += 1
         self.woken = True
-        self.claim_at = min(self.claim_at, time.time() + self.vain)
+        self.claim_at = min(self.claim_at, time.time() + random.uniform(0, self.vain))
         self.look()
 
     def look(self) -> None:

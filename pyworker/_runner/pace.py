@@ -35,12 +35,13 @@ class Pace:
         """Handle a notification: there may be jobs to claim.
 
         It reaches all workers of a fleet, and one of them gets the job. So a worker that has looked in vain
-        puts its next look off: by 5 ms, then 10, up to 100. One that has got a job does not."""
+        puts its next look off by a random time: up to 5 ms, then 10, up to 100. One that has got a job does
+        not."""
         self.notified = True
         if not self._shy:
             self.nothing_available = False
         elif self.nothing_available:
-            self.claim_at = min(self.claim_at, time.monotonic() + self._shy)
+            self.claim_at = min(self.claim_at, time.monotonic() + self._delay())
 
     def room(self, load: int, reporting: bool) -> int:
         """How many jobs to claim now.
@@ -118,9 +119,12 @@ class Pace:
             poll *= random.uniform(0.8, 1)  # noqa: S311
         # A job that was added after the claim's snapshot is notified with the claim's reply.
         if self.notified and self._shy:
-            poll = min(poll, self._shy)
+            poll = min(poll, self._delay())
         self.nothing_available = not self.notified or self._shy > 0
         self.claim_at = time.monotonic() + max(poll, 0.001)
+
+    def _delay(self) -> float:
+        return random.uniform(0, self._shy)  # noqa: S311
 
     def patience(self) -> float:
         """Seconds until the next claim."""

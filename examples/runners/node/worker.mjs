@@ -24,7 +24,7 @@ export class Worker extends EventEmitter {
   aliveAt = Infinity // when the last beat that was answered was sent
   workAt = 0 // when to claim again
   woken = false // by a notification, since the last claim
-  vain = 0 // by how much a notification's claim is put off: the last ones brought nothing
+  vain = 0 // a notification's claim is put off by less: the last ones brought nothing
   doubtUntil = 0 // until then jobs may come to light that an answer had, which was lost
   apartUntil = 0 // until then each turn reports one job: another session has locked some
   calmUntil = 0 // until then no job waits here: some have waited too long
@@ -171,7 +171,7 @@ export class Worker extends EventEmitter {
     const hear = payload => {
       if (payload === 'cancel' || payload === 'migrate') return this.emit('beat')
       this.woken = true
-      this.workAt = Math.min(this.workAt, now() + this.vain)
+      this.workAt = Math.min(this.workAt, now() + this.vain * Math.random())
       this.emit('work')
     }
     ear.on('notification', note => hear(note.payload))

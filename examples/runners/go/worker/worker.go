@@ -75,7 +75,7 @@ type worker struct {
 	patience time.Duration
 	again    time.Time     // when to claim again
 	woken    bool          // by a notification, since the last claim
-	vain     time.Duration // by how much a notification's claim is put off: the last ones brought nothing
+	vain     time.Duration // a notification's claim is put off by less: the last ones brought nothing
 	doubts   time.Time     // until then jobs may come to light that an answer had, which was lost
 	apart    time.Time     // until then each turn reports one job: another session has locked some
 	calmTill time.Time     // until then no job waits here: some have waited too long
@@ -399,7 +399,7 @@ func (w *worker) listen() (*pgx.Conn, error) {
 func (w *worker) notified() {
 	w.locked(func() {
 		w.woken = true
-		w.claimIn(w.vain)
+		w.claimIn(rand.N(w.vain + 1))
 	})
 }
 
