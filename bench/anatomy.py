@@ -8,6 +8,7 @@ job's way through a worker's handlers, without a database. Medians over the batc
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -63,9 +64,9 @@ def drain(site: Site, jobs: int, history: str) -> None:
     db = Database(site.conn)
     worker = db.open_worker({})["worker"]
     for _ in range(jobs // BATCH):
-        rows = measured("work, claims", site.conn, lambda: db.work(worker, [], [], BATCH, ["noop"]))
+        rows = measured("work, claims", site.conn, lambda: db.work(worker, [], BATCH, ["noop"]))
         done = [(row[1], row[2], None) for row in rows[:-1]]
-        measured(f"work, reports, {history}", site.conn, lambda done=done: db.work(worker, done, [], 0))
+        measured(f"work, reports, {history}", site.conn, lambda done=done: db.work(worker, done, 0))
 
 
 def plain(site: Site, jobs: int) -> None:
@@ -90,10 +91,10 @@ def handlers(task: str, uvloop: bool, batches: int) -> None:
             (job_id, 1, task, PAYLOAD, 1, 25, *NONE, "at_least_once", 0, None, now, now) for job_id in ids
         ]
         before = time.process_time()
-        child.handlers.begin(rows)
-        while len(child.handlers.outcomes) < BATCH:
+        child.handlers.begin(rows, math.inf)
+        while len(child.exchange.ended) < BATCH:
             time.sleep(0.002)
-        child.handlers.collect()
+        child.exchange.ended.clear()
         found.setdefault(what, []).append((time.process_time() - before) / BATCH * 1e6)
 
 

@@ -53,7 +53,7 @@ from ._runner.claimed import Claimed
 from ._runner.config import RunConfig
 from ._runner.connections import Connections
 from ._runner.exchange import NOTHING, Exchange
-from ._runner.outcomes import Ended, Outcomes, Report, tell
+from ._runner.outcomes import Ended, tell
 from ._runner.shares import Share
 from ._steps import Suspended
 from .errors import TaskError
@@ -179,7 +179,7 @@ class _Worker:
         config.tasks = sorted({task.module for task in self.tasks.values()})
         announce(db, config, worker_id, self.tasks, schedules=bool(config.tasks))
         self._connections = Connections(config)
-        self._exchange = Exchange(config, worker_id, lambda _: None, self._connections.lines)
+        self._exchange = Exchange(config, worker_id, self._connections.lines, patient=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def claim(self, names: Sequence[str], fill: bool = True) -> list[Claimed]:
@@ -192,7 +192,7 @@ class _Worker:
 
     def _claim(self, most: int, names: Sequence[str]) -> list[Claimed]:
         self._exchange.task_names = names
-        turn = self._exchange.work(self.db, Outcomes(), Share(most, None))
+        turn = self._exchange.work(self.db, Share(most, None))
         return [Claimed(*row, slot=0) for row in turn.jobs] if turn else []
 
     def run(self, jobs: list[Claimed]) -> list[Ran]:
@@ -203,18 +203,17 @@ class _Worker:
             ends = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
         else:
             ends = copy_context().run(run_call, jobs, task, self._connections)  # as in a worker
-        outcomes = Outcomes()
         for job, (outcome, said) in zip(jobs, ends, strict=True):
-            outcomes.add(outcome)
-            if isinstance(outcome, Report) and outcome.error is not None:
+            self._exchange.ended.append(outcome)
+            if outcome.error is not None:
                 tell(job, outcome, said, tracebacks=False)  # the test gets the exception
-        self._exchange.work(self.db, outcomes, NOTHING)
+        self._exchange.work(self.db, NOTHING)
         return [self._ran(job, ended) for job, ended in zip(jobs, ends, strict=True)]
 
     def _ran(self, job: Claimed, ended: Ended) -> Ran:
         after, (outcome, said) = self.db.get_job(job.id), ended
         assert after is not None  # noqa: S101
-        return Ran(after, error=said) if isinstance(outcome, Report) else Ran(after, said)
+        return Ran(after, said) if outcome.do == "done" else Ran(after, error=said)
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import psycopg
@@ -88,47 +87,49 @@ class Worker(Base):
     def work(
         self,
         worker_id: int,
-        done: Sequence[tuple[int, int, str | None]],
-        reports: Sequence[Mapping[str, Any]],
+        ended: Sequence[tuple[int, int, str | None]],
         max_jobs: int,
         tasks: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
         forbidden_flags: Sequence[str] | None = None,
         without: Sequence[str] | None = None,
-        lines: Sequence[Mapping[str, Any]] = (),
+        lines: Sequence[tuple[int, int, str]] = (),
         patience: str | None = None,
     ) -> list[tuple[Any, ...]]:
         """One turn.
 
-        `done`: id, run, and the result as JSON text or None. `without`: no job of these queues.
-        `lines`: what jobs have logged. `patience`: how long to wait for a lock.
+        `ended`: id, run and report of each run, as read_reports takes it; None: completed, without a result.
+        `without`: no job of these queues. `lines`: reports of what jobs have logged. `patience`: how long to
+        wait for a lock.
 
         The rows have `kind` first, `why` and `again_in_s` last."""
-        source = (
-            f"{self._s}.work(%s, %s::bigint[], %s::bigint[], %s::jsonb[], %s::jsonb, %s,"
-            " %s::text[], %s::text[], %s::text[])"
-        )
-        parameters: list[Any] = [worker_id, None, None, None, None, max_jobs]
         # Arrays as text: psycopg takes ten times as long for a list.
-        filters = (tasks, queues, forbidden_flags)
-        parameters += [None if names is None else _array(tuple(names)) for names in filters]
-        if done:
-            ids, runs, results = zip(*done, strict=True)
-            parameters[1:3] = ["{" + ",".join(map(str, column)) + "}" for column in (ids, runs)]
-            if any(result is not None for result in results):
-                parameters[3] = list(results)
-        if reports or lines:
-            parameters[4] = json.dumps([*(_printable(report) for report in reports), *lines])
-        if not (reports or done):  # only a claim, or lines: the commit need not wait for the disk
+        filters = [
+            None if names is None else _array(tuple(names)) for names in (tasks, queues, forbidden_flags)
+        ]
+        parameters: list[Any] = [worker_id, None, None, max_jobs, *filters]
+        said = "%s::bigint[], %s::bigint[], null, null"
+        source = ""
+        if lines or ended:
+            reports = [*lines, *ended]
+            parameters[1:3] = [f"{{{','.join([str(report[at]) for report in reports])}}}" for at in (0, 1)]
+        if lines or any(text is not None for _, _, text in ended):
+            texts = ",".join([_quoted(report[2] or '{"do": "done"}') for report in (*lines, *ended)])
+            parameters[:3] = [*parameters[1:3], f"{{{texts}}}", worker_id]
+            source = f"{self._s}.read_reports(%s::bigint[], %s::bigint[], %s::text[]) r, "
+            said = "r.done_ids, r.done_runs, r.done_results, r.reports"
+        source += f"{self._s}.work(%s, {said}, %s, %s::text[], %s::text[], %s::text[])"
+        if not ended:  # only a claim, or lines: the commit need not wait for the disk
             source = f"set_config('synchronous_commit', 'off', true), {source}"
         if patience is not None:
             source = f"set_config('lock_timeout', '{patience}', true) patience, {source}"
         if without:
             source = f"set_config('pyworker.closed_queues', %s, true) closed, {source}"
             parameters.insert(0, _array(tuple(without)))
-        statement = f"select {_TURN} from {source}"
         with self._guard(self.conn):
-            return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
+            return self.conn.execute(
+                cast("Any", f"select {_TURN} from {source}"), parameters, binary=True
+            ).fetchall()
 
     def discarded(self, job_ids: Sequence[int]) -> list[tuple[int, str | None]]:
         """Those of these jobs that are discarded, with the reason."""
@@ -136,13 +137,6 @@ class Worker(Base):
             f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
         )
         return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))
-
-    def accepted(self, runs: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those of these (id, run) whose end an earlier report has told the database."""
-        which = f"unnest(%s::bigint[], %s::bigint[]) i(id, run), {self._s}.get_job(i.id) j"
-        ended = "j.run = i.run and j.state not in ('running', 'available', 'pending')"
-        ids = [[job_id for job_id, _ in runs], [run for _, run in runs]]
-        return cast("Any", self._rows(f"select j.id, j.run from {which} where {ended}", ids))
 
     # The job is at_most_once from now on: a worker calls it for such jobs alone.
     start_job = Value[[int, int], bool]("start_job(%s, %s, 'at_most_once')")
@@ -184,7 +178,12 @@ class Worker(Base):
 
 @functools.lru_cache(maxsize=16)
 def _array(names: tuple[str, ...]) -> str:
-    return "{" + ",".join('"' + re.sub(r'(["\\])', r"\\\1", name) + '"' for name in names) + "}"
+    return "{" + ",".join(map(_quoted, names)) + "}"
+
+
+def _quoted(text: str) -> str:
+    """As an element of an array."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _printable(report: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from .._runner.batches import run_call, run_call_async
 from .._runner.claimed import Claimed
 from .._runner.config import RunConfig
 from .._runner.connections import Connections
-from .._runner.outcomes import Ended, Report
+from .._runner.outcomes import Ended
 from .._steps import Suspended
 from ..errors import PyworkerError
 from ..job import Outcome
@@ -41,9 +41,10 @@ def run(job_id: int, dsn: str, schema: str, modules: list[str], debug: bool) -> 
     if isinstance(error, Suspended):
         say(f"it would wait for the signal {error.name!r}, unless that was sent")
         return
-    if not isinstance(outcome, Report) or outcome.do == "release":
-        result = None if isinstance(outcome, Report) else outcome[2]
-        say(f"it would be completed{f', with the result {result}' if result else ''}")
+    if outcome.do in ("done", "release"):
+        result = json.loads(outcome.text)["result"] if outcome.do == "done" and outcome.text else None
+        with_result = "" if result is None else f", with the result {json.dumps(result)}"
+        say(f"it would be completed{with_result}")
         return
     if isinstance(error, Outcome):
         say(f"it answered {type(error).__name__}: {error}")

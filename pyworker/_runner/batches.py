@@ -24,7 +24,7 @@ from ..job import AsyncJob, Job, NotStarted
 from .attempt import run_job, run_job_async
 from .claimed import Batch, Claimed
 from .connections import Connections
-from .outcomes import ANSWERS, Ended, failure_of, failures_of, outcome_of, release
+from .outcomes import ANSWERS, Ended, Outcome, failure_of, failures_of, outcome_of, release
 
 
 def gathered(first: Claimed, ready: deque[Claimed], most: int) -> Batch:
@@ -191,7 +191,7 @@ class _Call:
         """The outcome of each job."""
         called, jobs = self._called(), self._jobs
         if self._answers is None and self.error is None and len(called) == len(jobs) and not self._stacks:
-            return [((job.id, job.run, None), None) for job in jobs]
+            return [(Outcome(job.id, job.run), None) for job in jobs]
         if self.error is not None and not self._stacks:
             ends = failures_of([jobs[at] for at in called], self.error)
             self._ends.update(zip(called, ends, strict=True))

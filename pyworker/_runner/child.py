@@ -29,10 +29,10 @@ from .. import _logging, tasks
 from .._db import migrations
 from .._db.connect import TRY_AGAIN, Backoff, SilenceGuard, connect, cut, is_lost, is_pooled, server_of
 from .._db.database import Database
+from .._escape import shown
 from ..errors import SchemaVersionError, TaskError, sqlstate_of
 from . import leaving, signals
 from .announce import announce
-from .aside import Aside
 from .config import (
     EXIT_BROKEN,
     EXIT_DATABASE_NEWER,
@@ -41,7 +41,6 @@ from .config import (
 from .connections import Connections
 from .exchange import NOTHING, Exchange
 from .handlers import IF_URGENT, NEVER, Handlers
-from .outcomes import Outcomes, Report
 from .pace import Pace
 from .shared import Slots, boottime
 from .shares import shares
@@ -66,12 +65,9 @@ class Child:
         self.declared = False
         self.measures: Measures | None = None
         self.connections = Connections(config)
-        self.handlers = Handlers(config, slots, self.connections, self._wake)
         self.lines = self.connections.lines
-        self.aside = Aside()
-        self.exchange = Exchange(
-            config, worker_id, self.handlers.take_back, self.lines, slots.count, self.aside.put
-        )
+        self.exchange = Exchange(config, worker_id, self.lines, slots.count)
+        self.handlers = Handlers(config, slots, self.connections, self.exchange.ended, self._wake)
         self.pace = Pace(config.concurrency, config.poll_interval)
         self.db: Database | None = None
         self.backoff = Backoff(log)
@@ -81,11 +77,11 @@ class Child:
         os.set_blocking(self.wake_write, False)
         self.stopping = self.aborting = False
         self.began = 0.0  # the turn
-        self.reporting = False  # in this moment
         self.recheck_version = False
         self.ask_at = 0.0  # when to check for cancelled jobs
         self.reconcile_in, self.reconcile_at = 0.0, math.inf
         self.exit_code = 0
+        self.warned = ""
         self.batches: dict[str, int] = {}  # jobs of a call, of the tasks whose handlers take several
 
     # -- orders from the parent --------------------------------------------------------------------
@@ -107,7 +103,7 @@ class Child:
         """Called each second while the database is waited for: not for nothing, when told to stop."""
         self.slots.turned()
         late = time.monotonic() - self.began > PATIENCE
-        if late and self.stopping and not self.reporting and self._leaves_nothing:
+        if late and self.stopping and self._leaves_nothing:
             if self.db is None:
                 leaving.leave(self.exit_code, hooks=False)
             cut(self.db.conn)
@@ -151,7 +147,6 @@ class Child:
 
         True if this process is to end instead.
         """
-        self.reporting = False
         if is_lost(error):
             self.backoff.failed(error)
             if self.db is not None:
@@ -192,6 +187,7 @@ class Child:
             self.slots.answered()
             signals.wake_parent()  # it logs the start, before the first job logs anything
         self.declared = True
+        db.conn.add_notice_handler(self._on_notice)
         if is_pooled(db.conn):
             log.warning(
                 "there is a transaction pooler in between: no notifications come through it,"
@@ -216,7 +212,7 @@ class Child:
             # this check, at growing intervals.
             self.reconcile_at = time.monotonic() + (self.reconcile_in or math.inf)
             self.reconcile_in = self.reconcile_in * 2 if self.reconcile_in < RECONCILE * 64 else 0.0
-        held = self.handlers.known() + self.aside.runs()
+        held = self.handlers.known() + [(one.id, one.run) for one in self.exchange.held()]
         # A beat extends the worker's lease, which a parent that stands still must not keep.
         if lost_answer or (held and not self.slots.expired()):
             self.handlers.cancel(set(db.runs_to_stop(self.worker_id, held, lost_answer)))
@@ -229,11 +225,17 @@ class Child:
         elif not word:
             self.pace.hear()
 
+    def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        """Log what the database warns of, each time only if it is new."""
+        words = f"{notice.message_primary}"
+        if notice.severity_nonlocalized == "WARNING" and words != self.warned:
+            self.warned = words
+            log.warning("the database warns: %s", shown(words))
+
     def _turn(self) -> bool:
         """Make one round trip if there is a reason. True if this process is to end."""
         assert self.db is not None  # noqa: S101
         db = self.db
-        self.reporting = True
         if self.handlers.broken:
             return self._end_broken(db)
         self._check_version(db)
@@ -241,31 +243,26 @@ class Child:
             self.handlers.hand_back(everything=self.aborting)
         if min(self.ask_at, self.reconcile_at) <= time.monotonic():
             self._look_for_stops(db, self.reconcile_at <= time.monotonic())
-        if again := self.aside.take(hurry=self.stopping):
-            self.exchange.report_again(db, again)
-            self.aside.tried()
         self.handlers.start_again()
         if self.handlers.hand_back_late():
             self.pace.waited()
-        outcomes = self.handlers.collect()
-        room = 0 if self.stopping else self._room(bool(outcomes))
-        self.reporting = bool(outcomes)
-        if not (outcomes or room or self._must_log()):
+        self.handlers.urgent = False
+        reports = self.exchange.has_due(hurry=self.stopping)
+        room = 0 if self.stopping else self._room(reports)
+        if not (reports or room or self._must_log()):
             return self.stopping and self._idle
-        self._exchange(db, outcomes, room)
-        self.reporting = False
+        self._exchange(db, reports, room)
         return (self.stopping or (self.config.once and self.pace.nothing_available)) and self._idle
 
     @property
     def _idle(self) -> bool:
-        return self.handlers.idle and not self.aside
+        return self.handlers.idle and not self.exchange.held()
 
     @property
     def _leaves_nothing(self) -> bool:
         """No handler runs, and nothing is to be reported: jobs that have not begun the parent hands back."""
-        held = self.handlers
-        ended = [each for each in held.outcomes if not (isinstance(each, Report) and each.do == "release")]
-        return not (held.running or held.lost or ended or self.aside)
+        ended = [one for one in self.exchange.held() if one.do != "release"]
+        return not (self.handlers.running or self.handlers.lost or ended)
 
     def _must_log(self) -> bool:
         """True if what jobs have logged must not wait for a turn that is made anyway."""
@@ -274,7 +271,7 @@ class Child:
     def _end_broken(self, db: Database) -> bool:
         """Report what has ended, and end the process: a job's end could not be recorded."""
         self.exit_code = EXIT_BROKEN
-        self.exchange.work(db, self.handlers.collect(), NOTHING)
+        self.exchange.work(db, NOTHING)
         return True
 
     def _check_version(self, db: Database) -> None:
@@ -286,28 +283,27 @@ class Child:
                 log.error("%s. %s", error, error.hint or "")
                 self.stopping, self.exit_code = True, EXIT_DATABASE_NEWER
 
-    def _exchange(self, db: Database, outcomes: Outcomes, room: int) -> None:
+    def _exchange(self, db: Database, reports: bool, room: int) -> None:
         """Report and claim: in one call, or with bounds of queues in one for each of them."""
-        reported = len(outcomes)
         parts = (
             shares(self.config, room, self.handlers.queues() if self.config.bounds else ()) if room else []
         )
         if room and not parts:  # each bound is reached, until a handler ends
             self.pace.put_off(self.config.poll_interval)
-            if not (outcomes or self._must_log()):
+            if not (reports or self._must_log()):
                 return
-        asked = claimed = 0
+        asked = claimed = reported = 0
         again_in = math.inf
         for share in parts or [NOTHING]:
             part = share._replace(most=min(share.most, room - claimed))
             if asked and not part.most:
                 break
             sent = boottime()
-            turn = self.exchange.work(db, outcomes, part)
+            turn = self.exchange.work(db, part, hurry=self.stopping)
             if not turn:
                 return
-            outcomes = Outcomes()
             asked, claimed = asked + part.most, claimed + len(turn.jobs)
+            reported += turn.reported
             if self.batches and turn.jobs:
                 self.pace.meet({self.batches.get(row[2]) for row in turn.jobs})
             if part.most:
@@ -339,8 +335,8 @@ class Child:
             soon = min(soon, max(self.pace.patience(), self.handlers.closed_for()))
         if soon < math.inf:
             timeout = soon
-        if self.aside:
-            timeout = min(self.aside.due_in(), math.inf if timeout is None else timeout)
+        if self.exchange.has_aside:
+            timeout = min(self.exchange.due_in(), math.inf if timeout is None else timeout)
         if self.handlers.running:
             until = max(min(self.ask_at - time.monotonic(), self.lines.due_in()), 0)
             timeout = until if timeout is None else min(timeout, until)

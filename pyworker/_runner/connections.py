@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._db.handler import HandlerCalls
 from .config import RunConfig
-from .lines import Lines
+from .log import Lines
 
 
 class Connections:

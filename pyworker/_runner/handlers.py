@@ -30,7 +30,7 @@ from .config import EXIT_BROKEN, RunConfig
 from .connections import Connections
 from .copies import end_copy
 from .loop import start_loop
-from .outcomes import Ended, Outcome, Outcomes, Report, failure_of, failures_of, release, tell
+from .outcomes import Ended, Outcome, failure_of, failures_of, release, tell
 from .shared import Slots, boottime
 from .threads import NO_THREAD, Threads
 from .waiting import Waiting, handed_back
@@ -46,8 +46,14 @@ class Handlers:
     """The handlers of a worker process, at most `concurrency` at once."""
 
     def __init__(
-        self, config: RunConfig, slots: Slots, connections: Connections, wake: Callable[[], None]
+        self,
+        config: RunConfig,
+        slots: Slots,
+        connections: Connections,
+        ended: deque[Outcome],
+        wake: Callable[[], None],
     ) -> None:
+        """`ended`: takes the outcomes; the turn reports them."""
         self.config = config
         self.slots = slots
         self.connections = connections
@@ -70,8 +76,7 @@ class Handlers:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._spawned: deque[Call] = deque()  # asyncio tasks that may not have started yet
         self._looking = False
-        # Filled by handlers, emptied by the turn. deque.append is atomic.
-        self.outcomes: deque[Outcome] = deque()
+        self.outcomes = ended
         self.urgent = False  # an outcome is to be reported at once: see _ended
         self.wake_at = NEVER  # an outcome wakes the turn if at most so many jobs are ready
         self._wake, self._pid = wake, os.getpid()
@@ -86,7 +91,7 @@ class Handlers:
     @property
     def idle(self) -> bool:
         with self.lock:  # `_ended` moves a job from `running` to `outcomes`
-            return not (self.ready or self.running or self.lost or self.outcomes)
+            return not (self.ready or self.running or self.lost)
 
     def closed_for(self) -> float:
         """Seconds in which nothing is to be claimed, as a job runs alone or is to."""
@@ -102,17 +107,6 @@ class Handlers:
             begun = self._start()
         self._dispatch(begun)
 
-    def collect(self) -> Outcomes:
-        outcomes = Outcomes()
-        self.urgent = False
-        while self.outcomes:
-            outcomes.add(self.outcomes.popleft())
-        return outcomes
-
-    def take_back(self, outcomes: Outcomes) -> None:
-        """Put outcomes back that may not have been stored, for the next `collect`."""
-        self.outcomes.extend(outcomes)
-
     def queues(self) -> list[str | None]:
         """The queue of each job that waits or runs here."""
         with self.lock:
@@ -121,11 +115,8 @@ class Handlers:
     def known(self) -> list[tuple[int, int]]:
         """Id and run of every job that this process believes it holds."""
         with self.lock:
-            return (
-                [(job.id, job.run) for job in (*self.ready, *self.running.values())]
-                + [*self.lost]
-                + [outcome[:2] for outcome in self.outcomes]
-            )
+            jobs = (*self.ready, *self.running.values(), *self.lost.values())
+            return [(job.id, job.run) for job in jobs]
 
     def hand_back_late(self) -> int:
         """Release the jobs that have waited too long. How many have, since the last call?"""
@@ -354,7 +345,7 @@ class Handlers:
             end_copy(ends[0][1][1])
         told: Any = None
         for job, (outcome, said) in ends:
-            if isinstance(outcome, Report) and outcome.error is not None:
+            if outcome.error is not None:
                 with contextlib.suppress(
                     Exception
                 ):  # raised by the application's logging filters or handlers

@@ -12,14 +12,13 @@ import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
 from .. import tasks
 from .._escape import shown
-from .._payload import storable, to_json
+from .._payload import to_json
 from .._steps import suspends
 from .._texts import first_line, limited, name_of, summary_of, text_of, traceback_of
 from ..errors import InvalidArgument
@@ -28,49 +27,23 @@ from .claimed import Claimed
 
 log = logging.getLogger("pyworker.worker")
 
-Done = tuple[int, int, str | None]  # a completed job: id, run, and its result as JSON text or None
-
-
-class Report(NamedTuple):
-    """Any other outcome, as `work` takes it."""
-
-    id: int
-    run: int
-    do: str
-    error: str | None = None
-    more: Mapping[str, Any] = {}  # delay_s, payload_text
-    task: str = ""
-    last: bool = False  # this may have been the last attempt; the database decides
-
-    def item(self) -> dict[str, Any]:
-        error = {} if self.error is None else {"error": self.error}
-        return {"id": self.id, "run": self.run, "do": self.do, **error, **self.more}
-
-
-Outcome = Done | Report
-Ended = tuple[Outcome, Any]  # and what the handler returned or raised
 ANSWERS = Snooze | Cancel | Discard | Failed | NotStarted  # a handler may return them, too
 
 
-@dataclass(slots=True)
-class Outcomes:
-    """Outcomes that are not reported yet."""
+class Outcome(NamedTuple):
+    """How a run has ended, as read_reports takes it."""
 
-    done: list[Done] = field(default_factory=list[Done])
-    reports: list[Report] = field(default_factory=list[Report])
+    id: int
+    run: int
+    do: str = "done"
+    text: str | None = None  # the report as JSON; None: completed, without a result
+    error: str | None = None
+    task: str = ""
+    last: bool = False  # this may have been the last attempt; the database decides
 
-    def add(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Report):
-            self.reports.append(outcome)
-        else:
-            self.done.append(outcome)
 
-    def __iter__(self) -> Iterator[Outcome]:
-        yield from self.done
-        yield from self.reports
-
-    def __len__(self) -> int:
-        return len(self.done) + len(self.reports)
+_BEGUN, _NOT_BEGUN = '{"do": "release", "begun": true}', '{"do": "release", "begun": false}'
+Ended = tuple[Outcome, Any]  # and what the handler returned or raised
 
 
 def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
@@ -79,7 +52,7 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
     If it returned an outcome such as Snooze, raise that.
     """
     if value is None:
-        return (job.id, job.run, None), None
+        return Outcome(job.id, job.run), None
     if isinstance(value, ANSWERS):
         raise value
     if inspect.isawaitable(value):  # and nothing has run yet
@@ -90,7 +63,10 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
         raise TypeError(
             f"{task!r} returned the class {value.__name__}: return or raise one, {value.__name__}(…)"
         )
-    return (job.id, job.run, storable(to_json(value, "its result")) if task.result else None), value
+    if not task.result:
+        return Outcome(job.id, job.run), value
+    text = f'{{"do": "done", "result": {to_json(value, "its result")}}}'
+    return Outcome(job.id, job.run, "done", _plain(text)), value
 
 
 def failure_of(job: Claimed, error: BaseException) -> Ended:
@@ -99,10 +75,10 @@ def failure_of(job: Claimed, error: BaseException) -> Ended:
         error = agreed(error)
         if suspends(error):
             return release(job, begun=True), error  # its run has ended already
-        report = _report(job, error)
+        outcome = _outcome(job, error)
     except BaseException as problem:
-        report = _failed(job, f"{name_of(error)}: the exception cannot be shown ({name_of(problem)})")
-    return report, error
+        outcome = _failed(job, f"{name_of(error)}: the exception cannot be shown ({name_of(problem)})")
+    return outcome, error
 
 
 def failures_of(jobs: Sequence[Claimed], error: BaseException) -> list[Ended]:
@@ -113,29 +89,23 @@ def failures_of(jobs: Sequence[Claimed], error: BaseException) -> list[Ended]:
             made[job.cancelled] = failure_of(job, error)
     ends: list[Ended] = []
     for job in jobs:
-        report, said = cast("tuple[Report, Any]", made[job.cancelled])
-        last = report.error is not None and _is_last(job, report.do)
-        ends.append((report._replace(id=job.id, run=job.run, last=last), said))
+        outcome, said = made[job.cancelled]
+        last = outcome.error is not None and _is_last(job, outcome.do)
+        ends.append((outcome._replace(id=job.id, run=job.run, last=last), said))
     return ends
 
 
-def release(job: Claimed, begun: bool = False) -> Report:
+def release(job: Claimed, begun: bool = False) -> Outcome:
     """Hand the job back: its attempt does not count. `begun`: its handler was called."""
-    return Report(job.id, job.run, "release", more={"begun": begun})
+    return Outcome(job.id, job.run, "release", _BEGUN if begun else _NOT_BEGUN)
 
 
-def unstorable(outcome: Outcome, why: str) -> Report:
-    """The failure to report for a job whose outcome the database refused."""
-    what = outcome.do if isinstance(outcome, Report) else "done"
-    return Report(outcome[0], outcome[1], "fail", limited(f"the outcome ({what}) could not be stored: {why}"))
-
-
-def _report(job: Claimed, error: BaseException) -> Report:
+def _outcome(job: Claimed, error: BaseException) -> Outcome:
     match error:
         case Snooze():
             delay = getattr(error, "delay", None)
             if isinstance(delay, timedelta):
-                return Report(job.id, job.run, "snooze", more={"delay_s": delay.total_seconds()})
+                return Outcome(job.id, job.run, "snooze", _text("snooze", delay_s=delay.total_seconds()))
             why = (
                 f"{name_of(error)} has no delay (a timedelta);"
                 " a subclass of Snooze calls super().__init__(delay)"
@@ -162,8 +132,7 @@ def _report(job: Claimed, error: BaseException) -> Report:
 def _elements(job: Claimed, elements: list[Any]) -> str:
     """As JSON that the handler will read, no longer than in any other payload."""
     plain = json.loads(to_json(_encoded(job, elements), "they"))
-    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="backslashreplace").decode()  # half a surrogate pair can only be escaped
+    return _plain(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))
 
 
 def _encoded(job: Claimed, elements: list[Any]) -> Any:
@@ -175,23 +144,32 @@ def _encoded(job: Claimed, elements: list[Any]) -> Any:
     return elements  # they are not of the annotated type
 
 
-def _failed(job: Claimed, error: str, do: str = "fail", **more: Any) -> Report:
-    return Report(
-        job.id, job.run, do, limited(error), more, job.task_identifier, _is_last(job, do)
-    )  # fmt: skip
+def _failed(job: Claimed, error: str, do: str = "fail", **more: Any) -> Outcome:
+    error = limited(error)
+    text = _text(do, error=error, **more)
+    return Outcome(job.id, job.run, do, text, error, job.task_identifier, _is_last(job, do))
+
+
+def _text(do: str, **more: Any) -> str:
+    return json.dumps({"do": do, **more})
+
+
+def _plain(text: str) -> str:
+    """JSON that UTF-8 can carry: half a surrogate pair is escaped."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _is_last(job: Claimed, do: str) -> bool:
     return job.attempts >= job.max_attempts or job.delivery == "at_most_once" or do == "discard"
 
 
-def tell(job: Claimed, report: Report, error: BaseException, tracebacks: bool) -> None:
+def tell(job: Claimed, outcome: Outcome, error: BaseException, tracebacks: bool) -> None:
     """Log a failed attempt: what the handler raised, and where.
 
     The payload appears only if the exception quotes it.
     """
-    text = shown(report.error or "").rstrip("\n")
-    answered = report.do != "fail" or report.more  # it raised an outcome such as Cancel, not an error
+    text = shown(outcome.error or "").rstrip("\n")
+    answered = outcome.do != "fail" or isinstance(error, Failed)  # it raised no error
     cancelled = job.cancelled and "\n" not in text
     if answered or cancelled:
         said = f": {first_line(text if cancelled else f'{name_of(error)}: {text}')}"

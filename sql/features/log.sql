@@ -97,8 +97,8 @@ begin
 end;
 $$;
 
--- Adds the lines among the reports of a turn. Returns the other reports, and the job of each line that it
--- added, for _trim_logs. Call it before the reports are settled, which may give an attempt back.
+-- Adds the lines among the reports of a turn; if that is refused, a warning says so, and the reports count.
+-- Returns the other reports, and the job of each line that it added, for _trim_logs. Call it before the reports are settled, which may give an attempt back.
 create or replace function _log_of_turn(reports jsonb, out others jsonb, out jobs bigint[])
     language plpgsql set search_path from current set jit = off
 as $$
@@ -111,7 +111,14 @@ begin
     from (select i.value, i.n, (i.value ->> 'do' = 'log') is true as is_line
           from jsonb_array_elements(reports) with ordinality i(value, n)) r;
     if v_lines is not null then
-        jobs := _log_items('work', v_lines);
+        begin
+            jobs := _log_items('work', v_lines);
+        exception
+            when lock_not_available then
+                raise;
+            when others then
+                raise warning 'work: the lines that jobs have logged cannot be written: %', sqlerrm;
+        end;
     end if;
 end;
 $$;

@@ -21,7 +21,7 @@ EVERYWHERE: dict[str, tuple[str, Any]] = {
     "Discard without init": ("discarded", ["Hopeless: no hope"]),
     "Snooze without init": ("retryable", ["Later", "delay", "super().__init__"]),
     "Snooze by nonsense": ("retryable", ["Sometime", "delay"]),
-    "Snooze for ever": ("retryable", ["could not be stored"]),
+    "Snooze for ever": ("retryable", ["its report is malformed: delay_s"]),
     "Cancel that cannot be shown": ("cancelled", ["Unshowable"]),
     "huge Discard": ("discarded", ["xxx", "…"]),
     "deep Failed": ("retryable", ["elements of Failed cannot be stored"]),

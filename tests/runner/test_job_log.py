@@ -26,7 +26,7 @@ def test_the_lines_of_all_attempts_are_kept_and_sent_to_logging(queue: Any, kind
     said = [["100 % done"], ["no\0paper \ud800", "warning"], ["not shown", "debug"]]
     job = queue.add(kind, {"lines": said, "attempts": 2})
     queue.until_state("completed", job)
-    stored = [("info", "100 % done"), ("warning", "no�paper \\ud800"), ("debug", "not shown")]
+    stored = [("info", "100 % done"), ("warning", "no�paper �"), ("debug", "not shown")]
     assert lines(queue, job) == [(attempt, *line) for attempt in (1, 2) for line in stored]
     records = [json.loads(line) for line in worker.log.splitlines()]
     mine = [record for record in records if record["logger"] == f"pyworker.task.{kind}"]
