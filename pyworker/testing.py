@@ -47,9 +47,9 @@ from ._db.rows import JobRow
 from ._dev.expected import fits, in_words, listed
 from ._dev.postgres import Server, temporary_server
 from ._dev.url import url_of
+from ._runner import attempt
 from ._runner.announce import announce
-from ._runner.batches import run_call, run_call_async
-from ._runner.claimed import Claimed
+from ._runner.claimed import Call, Claimed
 from ._runner.config import RunConfig
 from ._runner.connections import Connections
 from ._runner.exchange import NOTHING, Exchange
@@ -199,10 +199,10 @@ class _Worker:
         """Call the handler of these jobs of one task once."""
         task = self.tasks[jobs[0].task_identifier]
         if task.is_async:  # on its own loop, as the test may run on one
-            attempt = run_call_async(jobs, task, self._connections)
-            ends = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
+            running = attempt.run_async(Call(task, jobs), self._connections)
+            ends = asyncio.run_coroutine_threadsafe(running, self._event_loop()).result()
         else:
-            ends = copy_context().run(run_call, jobs, task, self._connections)  # as in a worker
+            ends = copy_context().run(attempt.run, Call(task, jobs), self._connections)  # as in a worker
         for job, (outcome, said) in zip(jobs, ends, strict=True):
             self._exchange.ended.append(outcome)
             if outcome.error is not None:

@@ -18,9 +18,9 @@ from .._db.connect import connect
 from .._db.database import Database
 from .._dev.url import resolved
 from .._output import print_json, say
-from .._runner.failures import explained
 from .._runner.probes import PLAIN
 from ..errors import PyworkerError
+from .failures import explained
 from .options import PortOption, as_json, common, database
 
 ANSWER_TIMEOUT = 5.0  # seconds for an answer

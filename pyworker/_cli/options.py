@@ -83,7 +83,7 @@ def named_roles(dsn: str, schema: str) -> Iterator[None]:
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
-        from .._runner.failures import explained
+        from .failures import explained
 
         raise CliError(explained(error, schema, verb_of(click.get_current_context()), dsn)) from error
 

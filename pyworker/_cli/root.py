@@ -13,9 +13,9 @@ import psycopg
 from .._dev.postgres import NoPostgres
 from .._distribution import DISTRIBUTION
 from .._output import open_streams, unwritten
-from .._runner.failures import exit_code_of, explained
 from ..errors import PyworkerError
 from . import usage
+from .failures import exit_code_of, explained
 from .offers import as_commands
 from .options import CliError
 from .verbs import VERBS, Commands

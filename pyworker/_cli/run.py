@@ -152,8 +152,8 @@ def run(
 
 def _serve(config: RunConfig, crontab: str | None, host: str, ports: list[int]) -> int:
     from .._runner import metrics, probes
-    from .._runner.crontab import load_for_run
     from .._runner.parent import Parent
+    from .crontab import load_for_run
 
     if crontab:
         load_for_run(config.dsn, config.schema, crontab)

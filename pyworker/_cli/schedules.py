@@ -9,8 +9,8 @@ import click
 
 from .._db.database import Database
 from .._output import became, print_table, say
-from .._runner.crontab import load_crontab
 from ..errors import InvalidArgument
+from .crontab import load_crontab
 from .options import CliError, does, listing, verb
 
 

@@ -17,8 +17,8 @@ from .._db.either import at_once
 from .._db.rows import JobRow
 from .._escape import shown
 from .._output import say
-from .._runner.batches import run_call, run_call_async
-from .._runner.claimed import Claimed
+from .._runner import attempt
+from .._runner.claimed import Call, Claimed
 from .._runner.config import RunConfig
 from .._runner.connections import Connections
 from .._runner.outcomes import Ended
@@ -83,13 +83,13 @@ def _attempt(job: Claimed, task: tasks.Task[..., Any], connections: Connections)
 
     async def run_async() -> Ended:
         try:
-            (ended,) = await run_call_async([job], task, connections)
+            (ended,) = await attempt.run_async(Call(task, [job]), connections)
             return ended
         finally:
             await connections.awaited.close()
 
     try:
-        return asyncio.run(run_async()) if task.is_async else run_call([job], task, connections)[0]
+        return asyncio.run(run_async()) if task.is_async else attempt.run(Call(task, [job]), connections)[0]
     finally:
         at_once(connections.blocking.close())
 

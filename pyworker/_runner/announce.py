@@ -1,4 +1,4 @@
-"""A worker process announces its tasks, its schedules and what it takes when it connects."""
+"""A worker process loads its tasks, and announces them, its schedules and what it takes when it connects."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from .. import tasks
+from .. import _logging, tasks
 from .._db import migrations
 from .._db.database import Database
-from ..errors import InvalidArgument, TaskError
+from ..errors import InvalidArgument, SchemaVersionError, TaskError
+from . import signals
 from .config import RunConfig
 
 log = logging.getLogger("pyworker.worker")
+
+
+def load(config: RunConfig) -> dict[str, tasks.Task[..., Any]]:
+    """Import the modules of tasks."""
+    known = tasks.load(config.tasks)
+    signals.leave_to_parent()  # again: a module may have set handlers of its own
+    _logging.enable_again()
+    if unknown := [name for name in config.only_tasks if name not in known]:
+        raise TaskError(f"--task {unknown[0]}: no such task (known: {', '.join(sorted(known))})")
+    return known
 
 
 def announce(
@@ -39,3 +50,13 @@ def announce(
         "forbidden_flags": config.forbidden_flags or None,
     }
     db.update_worker(worker_id, {name: value for name, value in about.items() if value is not None})
+
+
+def still_fits(db: Database) -> bool:
+    """False if a migration has left this program behind."""
+    try:
+        db.check_version(migrations.newest())
+    except SchemaVersionError as error:
+        log.error("%s. %s", error, error.hint or "")
+        return False
+    return True

@@ -27,7 +27,6 @@ from .config import (
     EXIT_REGISTER_AGAIN,
     RunConfig,
 )
-from .copies import make_ordinary
 from .shared import Slots
 
 log = logging.getLogger("pyworker.worker")
@@ -52,7 +51,7 @@ def main() -> NoReturn:
     code = 1
     slots = Slots(order["slots"], config.concurrency)
     child = Child(config, order["worker_id"], orders, slots)
-    make_ordinary([orders.fileno(), child.wake_read, child.wake_write])
+    signals.restore_in_copies()
     blameless = True  # running handlers; False if this process ends for an unknown reason
     try:
         code = child.run()

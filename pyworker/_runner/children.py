@@ -136,5 +136,11 @@ def python_path() -> list[str]:
     return own if sys.flags.safe_path else [*dict.fromkeys([here, *own])]
 
 
+def version() -> str:
+    from .. import __version__
+
+    return __version__
+
+
 def exit_text(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"

@@ -1,4 +1,4 @@
-"""A claimed job in the worker process, until its outcome is reported."""
+"""Claimed jobs, and the call of a handler that gets one, or those of a batch."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import tasks
 from .._escape import shown
 from ..job import AsyncJob, Job
 
 if TYPE_CHECKING:
+    from .._middleware import MiddlewareStack
     from .connections import Connections
 
 log = logging.getLogger("pyworker.worker")
 
 J = TypeVar("J", Job, AsyncJob)
 _stricter: set[str] = set()  # the tasks of which the log says so
-_decode = json.JSONDecoder().raw_decode
+_scan: Any = cast("Any", json.JSONDecoder()).scan_once
 
 
 def _decoded(text: str) -> Any:
     """Decode JSON that PostgreSQL has validated."""
-    return _decode(text.lstrip())[0]
+    return _scan(text.lstrip(), 0)[0]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Claimed:
     """A claimed job, as `work` returns it; its payload is not decoded yet."""
 
@@ -50,11 +51,14 @@ class Claimed:
     run_at: float  # seconds since 1970
     created_at: float
     until: float = math.inf  # by boottime(): its handler is called by then, or it is handed back
-    slot: int = -1  # while it runs: its index in the memory shared with the parent
-    handler: asyncio.Task[Any] | None = None  # while it runs on the loop: cancel this
-    handed: Job | AsyncJob | None = None  # what its handler got
+    slot: int = -1  # of its call, while that runs
     cancelled: bool = False
-    completed: bool = False  # by job.transaction(); the handler may still raise
+    # Of its attempt:
+    handed: Job | AsyncJob | None = None  # what its handler got
+    stack: MiddlewareStack | None = None
+    said: Any = None  # what its handler returned
+    raised: BaseException | None = None
+    ended: Any = None  # its outcome, and what was said or raised
 
     def made(self, kind: type[J], connections: Connections) -> J:
         """The Job or AsyncJob that the handler gets."""
@@ -65,6 +69,11 @@ class Claimed:
             _decoded(self.flags) if self.flags else None, _decoded(self.meta) if self.meta else None,
             self.sequence_key, self.created_at, connections,
         )  # fmt: skip
+
+    @property
+    def completed(self) -> bool:
+        """True if job.transaction() has completed it; the handler may still raise."""
+        return self.handed is not None and self.handed._completed  # pyright: ignore[reportPrivateUsage]
 
     def at_most_once(self, task: tasks.Task[..., Any]) -> bool:
         """The stricter of what the code and the job say. Then start_job writes it to the job."""
@@ -78,51 +87,43 @@ class Claimed:
             log.warning(
                 "job %s (%s) was added with delivery at_least_once; it runs at most once, as the code"
                 " declares; pyworker tasks sync defines that for jobs that SQL adds",
-                self.id,
-                shown(task.name),
-            )
+                self.id, shown(task.name),
+            )  # fmt: skip
         return True
 
-    @property
-    def jobs(self) -> Sequence[Claimed]:
-        """The jobs of its call: itself alone."""
-        return (self,)
 
-    @property
-    def runs(self) -> Sequence[tuple[int, int]]:
-        return ((self.id, self.run),)
+class Call:
+    """One call of a handler: a job, or the jobs of a batch."""
 
+    __slots__ = ("called", "handler", "jobs", "runs", "slot", "task", "timeout", "until")
 
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Jobs of one task that one call of its handler gets."""
-
-    jobs: list[Claimed]
-    called: Sequence[Claimed] = ()  # those that have come to the call, where not all have
-    slot: int = -1
-    handler: asyncio.Task[Any] | None = None
-
-    @property
-    def task_identifier(self) -> str:
-        return self.jobs[0].task_identifier
-
-    @property
-    def runs(self) -> Sequence[tuple[int, int]]:
-        return [(job.id, job.run) for job in self.jobs]
-
-    @property
-    def timeout(self) -> float | None:
-        """The least of its jobs', which differ only where the task was defined again meanwhile."""
-        return min((job.timeout for job in self.jobs if job.timeout), default=None)
-
-    @property
-    def until(self) -> float:
-        return self.jobs[0].until  # the first to be claimed
+    def __init__(self, task: tasks.Task[..., Any], jobs: list[Claimed], slot: int = -1) -> None:
+        self.task = task
+        self.jobs = self.called = jobs  # `called`: those that have come to the call
+        self.slot = slot  # its index in the memory shared with the parent
+        self.handler: asyncio.Task[Any] | None = None  # while it runs on the loop: cancel this
+        first = jobs[0]  # the first to be claimed
+        self.until, self.timeout, self.runs = first.until, first.timeout, [(first.id, first.run)]
+        if len(jobs) > 1:
+            self.runs = [(job.id, job.run) for job in jobs]
+            # They differ only where the task was defined again meanwhile.
+            self.timeout = min((job.timeout for job in jobs if job.timeout), default=None)
 
     @property
     def cancelled(self) -> bool:
         """True if no job is left for which the call should go on."""
-        return all(job.cancelled for job in self.called or self.jobs)
+        for job in self.called or self.jobs:
+            if not job.cancelled:
+                return False
+        return True
 
 
-Call = Claimed | Batch  # of a handler
+def gathered(first: Claimed, ready: deque[Claimed], most: int) -> list[Claimed]:
+    """Take up to so many jobs of one task. A job that may have crashed a process comes alone."""
+    jobs, others = [first], list[Claimed]()
+    while ready and len(jobs) < most and not first.crashes:
+        job = ready.popleft()
+        fits = job.task_identifier == first.task_identifier and not job.crashes
+        (jobs if fits else others).append(job)
+    ready.extendleft(reversed(others))
+    return jobs

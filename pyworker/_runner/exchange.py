@@ -4,13 +4,14 @@
                  ▲              │
                  └── no answer ─┘    and aside for some seconds, if another session has the job locked
 
-The database ignores what it has accepted before, so whatever was not answered is said again.
+The database ignores what it has accepted before, so the worker repeats what was not answered.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -94,19 +95,15 @@ class Exchange:
 
     def due_in(self) -> float:
         """Seconds until an outcome that was set aside is sent again."""
-        return max(self._aside[0][0] - time.monotonic(), 0)
+        return max(self._aside[0][0] - time.monotonic(), 0) if self._aside else math.inf
 
     def has_due(self, hurry: bool) -> bool:
         """True if the next turn has something to report."""
-        return bool(self.ended) or bool(self._aside and (hurry or not self.due_in()))
+        return bool(self.ended or (self._aside and hurry)) or not self.due_in()
 
     def held(self) -> list[Outcome]:
         """What has ended, and is not known to be reported."""
         return [*self.ended, *self._sent, *(one for _, one in self._aside)]
-
-    @property
-    def has_aside(self) -> bool:
-        return bool(self._aside)
 
     def _take(self, hurry: bool) -> None:
         while self._aside and (hurry or not self.due_in()):

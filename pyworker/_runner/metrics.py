@@ -131,7 +131,7 @@ def collected(parent: Parent) -> Iterator[dict[str, Route]]:
             with using, suppress(OSError):  # the next scrape tries again
                 merge_ended(directory)
 
-        parent.on_end = child_ended
+        parent.family.on_end = child_ended
         try:
             yield {"/metrics": scraped}
         finally:

@@ -46,13 +46,19 @@ _BEGUN, _NOT_BEGUN = '{"do": "release", "begun": true}', '{"do": "release", "beg
 Ended = tuple[Outcome, Any]  # and what the handler returned or raised
 
 
+def done(job: Claimed) -> Outcome:
+    """Completed, without a result. (Arguments with defaults take three times as long.)"""
+    made: Any = tuple.__new__(Outcome, (job.id, job.run, "done", None, None, "", False))  # pyright: ignore
+    return made
+
+
 def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
     """The outcome of a handler that returned.
 
     If it returned an outcome such as Snooze, raise that.
     """
     if value is None:
-        return Outcome(job.id, job.run), None
+        return done(job), None
     if isinstance(value, ANSWERS):
         raise value
     if inspect.isawaitable(value):  # and nothing has run yet
@@ -64,7 +70,7 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
             f"{task!r} returned the class {value.__name__}: return or raise one, {value.__name__}(…)"
         )
     if not task.result:
-        return Outcome(job.id, job.run), value
+        return done(job), value
     text = f'{{"do": "done", "result": {to_json(value, "its result")}}}'
     return Outcome(job.id, job.run, "done", _plain(text)), value
 

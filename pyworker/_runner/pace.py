@@ -6,8 +6,7 @@ import random
 import time
 from collections.abc import Collection, Sequence
 
-from .waiting import HOLD
-
+HOLD = 1.0  # seconds from the request of a claim until its jobs have begun
 MAX_PREFETCH = 500
 MAX_BATCHED = 2000  # where all jobs go to batch handlers: a turn of 1,000 jobs costs a third less than two
 LARGE = 32_000_000  # characters of payloads that a claim may bring, as far as the one before it can tell

@@ -30,7 +30,7 @@ Route = Callable[[], tuple[int, str, str]]  # status, content type, text
 def problems(parent: Parent, ready: bool) -> list[str]:
     """The reasons why this worker is not live, or not ready."""
     now = time.monotonic()
-    children = [child for child in list(parent.children.values()) if not child.killed]
+    children = [child for child in list(parent.family.children.values()) if not child.killed]
     found: list[str] = []
     if now - parent.turned > parent.config.stuck_after and not parent.control.connecting:
         found.append(f"the loop of process {parent.pid} has not turned for {now - parent.turned:.0f} s")
@@ -56,7 +56,7 @@ def problems(parent: Parent, ready: bool) -> list[str]:
 def in_flight(parent: Parent) -> int:
     """How many handlers are running."""
     count = 0
-    for child in list(parent.children.values()):
+    for child in list(parent.family.children.values()):
         with suppress(ValueError):
             count += len({job.slot for job in child.slots.running()})
     return count

@@ -121,16 +121,12 @@ class Slots:
         """Until which boottime() no other worker may be given the child's jobs."""
         return _TIME.unpack_from(self._memory, 16)[0]
 
-    def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
-        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, job_id, run, deadline, 0)
-
-    def set_call(self, slot: int, runs: Sequence[tuple[int, int]], deadline: float = 0.0) -> None:
+    def set(self, slot: int, runs: Sequence[tuple[int, int]], deadline: float = 0.0) -> None:
         """Set the slot of a call with these jobs, by id and run."""
-        (job_id, run), *others = runs
+        others = len(runs) - 1
         if others:  # first, as they are read only once the slot says how many there are
-            os.pwrite(self.fd, b"".join(_RUN.pack(*other) for other in others), self._others_of(slot))
-        at = _HEAD_SIZE + slot * _SLOT.size
-        _SLOT.pack_into(self._memory, at, job_id, run, deadline, len(others))
+            os.pwrite(self.fd, b"".join(_RUN.pack(*other) for other in runs[1:]), self._others_of(slot))
+        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, *runs[0], deadline, others)
 
     def clear(self, slot: int) -> None:
         _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, 0, 0, 0.0, 0)
@@ -140,7 +136,7 @@ class Slots:
         size = len(self._memory) - _HEAD_SIZE
         self._memory[_HEAD_SIZE:] = bytes(size)
         for slot, runs in calls:
-            self.set_call(slot, runs)
+            self.set(slot, runs)
 
     def running(self) -> list[Running]:
         """Every job that runs, those of a batch included."""

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -88,6 +89,28 @@ def adopt_orphans() -> None:
     """Become the parent of processes whose own has ended, as PID 1 is, so that `ended_child` reaps them."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def restore_in_copies() -> None:
+    """Give each process that a handler forks (multiprocessing, a preexec_fn) the default actions.
+
+    Call it before the application is imported, as hooks run in the order of their registration.
+    """
+    masks = threading.local()
+
+    def before() -> None:  # a signal that comes at once waits for its default action
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+
+    def restored() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def in_copy() -> None:
+        for number in heard():
+            signal.signal(number, signal.SIG_DFL)
+        restored()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may raise only from here on
+
+    os.register_at_fork(before=before, after_in_parent=restored, after_in_child=in_copy)
 
 
 def signal_group(group: int, number: int) -> bool:

@@ -17,11 +17,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .claimed import Call, Claimed
-from .outcomes import Ended, release
+from .pace import HOLD
 from .shared import boottime
 
-HOLD = 1.0  # seconds from the request of a claim until its jobs have begun
-ALONE = 64.0  # the same of a job that must run alone, at most
+ALONE = 64.0  # seconds that a job which must run alone waits for that, at most
 SHY = 0.25  # seconds in which an idle process may take such a job, before this one claims again
 
 
@@ -41,11 +40,11 @@ class Waiting:
 
         One that must run alone has longer: the other handlers have to end first."""
         claimed: Any = Claimed
-        jobs: list[Claimed] = [claimed(*row, until) for row in rows]
-        for job in jobs:
+        for row in rows:
+            job: Claimed = claimed(*row, until)
             if job.crashes:
                 job.until += self._alone - HOLD
-        self.ready.extend(jobs)
+            self.ready.append(job)
 
     def runs_alone(self) -> None:
         self._alone = HOLD
@@ -98,9 +97,3 @@ class Waiting:
         if self.ready[0].crashes:  # it has longer
             return min(job.until for job in self.ready)
         return self.ready[0].until
-
-
-def handed_back(call: Call) -> Ended | list[Ended]:
-    """The outcome of a call that does not begin."""
-    ends: list[Ended] = [(release(job), None) for job in call.jobs]
-    return ends[0] if isinstance(call, Claimed) else ends

@@ -98,7 +98,8 @@ end;
 $$;
 
 -- Adds the lines among the reports of a turn; if that is refused, a warning says so, and the reports count.
--- Returns the other reports, and the job of each line that it added, for _trim_logs. Call it before the reports are settled, which may give an attempt back.
+-- Returns the other reports, and the job of each line that it added, for _trim_logs. Call it before the
+-- reports are settled, which may give an attempt back.
 create or replace function _log_of_turn(reports jsonb, out others jsonb, out jobs bigint[])
     language plpgsql set search_path from current set jit = off
 as $$

@@ -66,7 +66,7 @@ def room(module):
 
 UPWARDS = {
     ("job", "_runner.connections"),  # a type: the job holds what its worker gives it
-    ("_runner.parent", "__init__"),  # the version
+    ("_runner.children", "__init__"),  # the version
 }
 
 

@@ -51,8 +51,6 @@ ON_THE_LOOP: dict[str, tuple[str, Any]] = {
     "stopped loop": ("completed", None),
     "cancelled subtask": ("retryable", ["Traceback", "CancelledError"]),
     "cancels itself": ("retryable", ["Traceback", "CancelledError"]),
-    "copy awaits": ("completed", None),
-    "copy in a subtask": ("completed", None),
 }
 KINDS = {"sync": ("hostile", "1"), "async": ("hostile_async", "1"), "async on uvloop": ("hostile_async", "0")}
 

@@ -203,18 +203,6 @@ async def cancel_itself(job):
     await asyncio.sleep(10)
 
 
-async def copy_awaits(job):
-    if os.fork() == 0:
-        tell(job, "copy")
-        await asyncio.sleep(0)
-        await asyncio.sleep(3600)
-    os.wait()
-
-
-async def copy_in_subtask(job):
-    await asyncio.create_task(copy_awaits(job))
-
-
 LOOP = {
     "SystemExit in a subtask": exit_in_subtask,
     "KeyboardInterrupt in a group": interrupt_in_group,
@@ -222,8 +210,6 @@ LOOP = {
     "stopped loop": stop_loop,
     "cancelled subtask": cancel_subtask,
     "cancels itself": cancel_itself,
-    "copy awaits": copy_awaits,
-    "copy in a subtask": copy_in_subtask,
 }
 
 

@@ -8,8 +8,8 @@ import psycopg
 
 from .._db.connect import connect, first_line
 from .._db.rights import COMMANDS, is_refusal, why_refused
+from .._runner.config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
 from ..errors import PyworkerError, RoleMissing, SchemaVersionError, sqlstate_of
-from .config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
 
 
 def explained(
