@@ -141,23 +141,32 @@ comment on function delete_job(bigint) is
     'Deletes a job that is not running, live or in history, and returns it as it was. Errors: '
     'PW004; PW005 while it runs.';
 
+-- Locks those of these jobs that live and do not run, in the order of their ids.
+create or replace function _lock_waiting(job_ids bigint[]) returns setof live_jobs
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return query
+    select j.* from (select distinct u.id from unnest(job_ids) u(id) order by 1) i
+    cross join lateral (
+        select l.* from live_jobs l where l.id = i.id and l.state <> 'running' for update) j;
+end;
+$$;
+
 create or replace function complete_jobs(job_ids bigint[]) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
     set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_id bigint;
+    v_rows live_jobs[] := array(select j from _lock_waiting(job_ids) j);
     v_row live_jobs;
 begin
-    -- One look-up per job, since the end of one job may move the next one.
-    for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
-        select j.* into v_row from live_jobs j where j.id = v_id and j.state <> 'running' for update;
-        continue when not found;
-        perform _finalize_jobs(array[v_row.id], null, 'completed', null, 'completed by hand');
-        if v_row.sequence_key is not null then
-            perform _unhalt_sequence(v_row.sequence_key, v_row.id);
-        end if;
+    perform _finalize_jobs(
+        array(select r.id from unnest(v_rows) r), null, 'completed', null, 'completed by hand');
+    foreach v_row in array v_rows loop
+        perform _unhalt_sequence(v_row.sequence_key, v_row.id) where v_row.sequence_key is not null;
         v_row.state := 'completed';
+        v_row.parked := null;
         v_row.result := null;
         v_row.reason := 'completed by hand';
         v_row.finished_at := clock();
@@ -176,24 +185,22 @@ create or replace function permanently_fail_jobs(job_ids bigint[], error_message
     set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_id bigint;
+    v_rows live_jobs[] := array(select j from _lock_waiting(job_ids) j);
     v_row live_jobs;
     v_error text := coalesce(error_message, 'Manually marked as failed');
-    v_moves _move[] := '{}';
 begin
-    for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
-        select j.* into v_row from live_jobs j where j.id = v_id and j.state <> 'running' for update;
-        continue when not found;
-        v_moves := v_moves || row(
-            v_row.id, 'discarded', null, v_row.max_attempts, 'failed by hand', v_error, null, null)::_move;
+    perform _leave(array(
+        select row(r.id, 'discarded', null, r.max_attempts, 'failed by hand', v_error, null, null)::_move
+        from unnest(v_rows) r));
+    foreach v_row in array v_rows loop
         v_row.attempts := v_row.max_attempts;
         v_row.state := 'discarded';
+        v_row.parked := null;
         v_row.last_error := v_error;
         v_row.reason := 'failed by hand';
         v_row.finished_at := clock();
         return next _job_of(v_row);
     end loop;
-    perform _leave(v_moves);
 end;
 $$;
 comment on function permanently_fail_jobs(bigint[], text) is

@@ -246,7 +246,6 @@ create or replace function reschedule_jobs(
 as $$
 declare
     v_now timestamptz := clock();
-    v_id bigint;
     v_job live_jobs;
     v_new live_jobs;
     v_goal text;
@@ -261,9 +260,7 @@ begin
     perform _hold_unique_keys(array(
         select j.unique_key from live_jobs j
         where j.id = any (reschedule_jobs.job_ids) and not _holds_unique_key(j)));
-    for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
-        select j.* into v_job from live_jobs j where j.id = v_id and j.state <> 'running' for update;
-        continue when not found;
+    for v_job in select j.* from _lock_waiting(job_ids) j loop
         v_new := v_job;
         v_new.priority := coalesce(reschedule_jobs.priority, v_job.priority);
         v_new.attempts := coalesce(reschedule_jobs.attempts, v_job.attempts);
@@ -282,16 +279,16 @@ begin
                 v_new.run_at, v_now, _held(v_job.sequence_key, v_job.sequence_head, _unmet(v_job)), false,
                 v_goal) p;
             continue when _holds_unique_key(v_new)
-                          and (_unique_holder(v_id, v_job.unique_key)).id is not null;
+                          and (_unique_holder(v_job.id, v_job.unique_key)).id is not null;
         end if;
         update live_jobs j
         set run_at = v_new.run_at, priority = v_new.priority, attempts = v_new.attempts,
             max_attempts = v_new.max_attempts, updated_at = v_now
-        where j.id = v_id returning j.* into v_job;
+        where j.id = v_job.id returning j.* into v_job;
         if v_goal is not null then
             perform _leave(array[row(
-                v_id, v_goal, v_new.run_at, null, 'out of attempts', null, null, null)::_move]);
-            select j.* into v_new from live_jobs j where j.id = v_id;
+                v_job.id, v_goal, v_new.run_at, null, 'out of attempts', null, null, null)::_move]);
+            select j.* into v_new from live_jobs j where j.id = v_job.id;
             if found then
                 v_job := v_new;
             else
