@@ -35,10 +35,10 @@ begin
 end;
 $$;
 
--- The jobs that match, with ids from `low` on and before `high`: live ones, past ones, and those in
--- `ids`, but for those in `seen`. The other arguments are those of list_jobs.
+-- The jobs that match, with ids from `low` on and before `high`: of `ids`, or live and past ones without the
+-- sought ones. These match any search, and come first. The other arguments are those of list_jobs.
 create or replace function _matching_jobs(
-    low bigint, high bigint, live boolean, past boolean, ids bigint[], seen bigint[], states text[],
+    low bigint, high bigint, live boolean, past boolean, ids bigint[], sought bigint[], states text[],
     tasks text[], queues text[], job_key text, search text, created_from timestamptz,
     created_before timestamptz, newest_first boolean, max_jobs bigint)
     returns table (id bigint, task_identifier text, state text, queue_name text, key text, sequence_key text,
@@ -62,17 +62,17 @@ begin
           select l.* from jobs l where l.id = any (ids) and l.id >= low and l.id < high
           union all
           select f.* from history f where f.id = any (ids) and f.id >= low and f.id < high) u
-    where u.id <> all (seen)
+    where (ids is not null or u.id <> all (sought))
       and (states is null or u.state = any (states))
       and (tasks is null or u.task_identifier = any (tasks))
       and (queues is null or coalesce(u.queue_name, 'default') = any (queues))
       and (job_key is null or u.key = job_key)
       and (created_from is null or u.created_at >= created_from)
       and (created_before is null or u.created_at < created_before)
-      and (search is null or strpos(lower(concat_ws(' ', u.task_identifier, u.queue_name, u.key,
-                                                    u.sequence_key, u.reason, u.last_error, u.meta)),
-                                    lower(search)) > 0)
-    order by case when newest_first then -u.id else u.id end
+      and (search is null or u.id = any (sought) or strpos(lower(concat_ws(
+              ' ', u.task_identifier, u.queue_name, u.key, u.sequence_key, u.reason, u.last_error, u.meta)),
+          lower(search)) > 0)
+    order by u.id <> all (sought), case when newest_first then -u.id else u.id end
     limit max_jobs;
 end;
 $$;
@@ -146,15 +146,11 @@ begin
         v_known := case when cardinality(v_known) < max_read then v_known end;
     end if;
     return query
-    with sought as materialized (
-        select j.* from _matching_jobs(
-            v_low, v_high, false, false, v_sought, '{}', states, tasks, queues, job_key, null, created_from,
-            created_before, newest_first, v_left) j where after_id is null),
-    known as materialized (
-        select j.* from _matching_jobs(
-            v_low, v_high, false, false, v_known, v_sought, states, tasks, queues, job_key, search,
-            created_from, created_before, newest_first, v_left) j)
-    (select s.* from sought s union all select k.* from known k) limit v_left;
+    select j.* from _matching_jobs(
+        v_low, v_high, false, false, case when after_id is null then v_sought || v_known else array(
+            select k.id from unnest(v_known) k(id) where k.id <> all (v_sought)) end,
+        v_sought, states, tasks, queues, job_key, search, created_from, created_before, newest_first,
+        v_left) j;
     get diagnostics v_found = row_count;
     v_left := v_left - v_found;
     v_live := v_live and v_known is null;
