@@ -29,8 +29,8 @@ begin
 end;
 $$;
 comment on function action_sql(text, text, jsonb) is
-    'The SQL that does what perform_action() does with this action, target and options, but for the '
-    'record in the view audit. Null for an action that does not exist. Errors: PW001.';
+    'The SQL that does what perform_action() does with this action, target and options, but for the record '
+    'in the view audit. Null for an action that does not exist. Errors: PW001.';
 
 create or replace function job_actions(job_id bigint) returns table (action text, statement text)
     language plpgsql stable security definer set search_path from current set enable_seqscan = off
@@ -44,15 +44,15 @@ begin
         (1, 'retry', j.state not in ('available', 'running')),
         (2, 'cancel', j.finished_at is null and not exists (
             select from live_jobs l
-            where l.id = j.id and l.state = 'running' and l.cancel_requested_at is not null)),
+            where l.id = job_actions.job_id and l.state = 'running' and l.cancel_requested_at is not null)),
         (3, 'force_cancel', j.state = 'running'),
         (4, 'delete', j.state <> 'running')) a(place, action, applies)
     where j.id is not null and a.applies order by a.place;
 end;
 $$;
 comment on function job_actions(bigint) is
-    'The actions of perform_action() that would change this job as it is now, and their SQL. No row if '
-    'there is no such job.';
+    'The actions of perform_action() that would change this job as it is now, and their SQL. No row if there '
+    'is no such job.';
 
 -- The limits of a queue with these options of set_queue: what they do not name stays as it is.
 create or replace function _limits_with(
@@ -230,19 +230,16 @@ begin
 end;
 $$;
 comment on function perform_action(text, text[], text, jsonb) is
-    'Performs an action on each of up to 1,000 targets and records it in the view audit, in the '
-    'same transaction. Actions on jobs (targets are ids): retry, cancel, force_cancel, delete. Actions on '
-    'names: pause_queue, resume_queue, set_queue (options: concurrency, rate_limit, rate_period, fair; what '
-    'they do not name stays as it is), resume_sequence, run_schedule, pause_schedule, resume_schedule. '
-    'Returns one row per target; if one is refused, or would change nothing, ok is false and outcome is the '
-    'reason, and the others are still performed. A retry of several targets refuses jobs that were lost '
-    '(delivery at_most_once), which may have been done, unless options have lost: true. '
-    'audit_id: its row in the view audit. actor: the person who acts, as the caller names them. Errors: '
-    'PW001.';
+    'Performs an action on up to 1,000 targets, and records each in the view audit, in the same transaction. '
+    'Actions on jobs (targets are ids): retry, cancel, force_cancel, delete. Actions on names: pause_queue, '
+    'resume_queue, set_queue (options: concurrency, rate_limit, rate_period, fair; the others stay as they '
+    'are), resume_sequence, run_schedule, pause_schedule, resume_schedule. Returns one row per target. If an '
+    'action is refused, or would change nothing, ok is false and outcome says why; the others are performed. '
+    'A retry of several targets refuses lost jobs (delivery at_most_once), which may have been done, unless '
+    'options have lost: true. audit_id: the row in the view audit. actor: who acts. Errors: PW001.';
 
 create or replace view audit as
 select a.id, a.at, a.actor, a.db_role, a.action, a.target, a.ok, a.outcome from audit_log a;
 comment on view audit is
-    'The actions that were performed by perform_action(), for instance in `pyworker ui`: when, by '
-    'whom (actor as the caller named them, db_role of the session), the action, its target and its '
-    'outcome. Kept for 90 days.';
+    'The actions of perform_action(), for instance in `pyworker ui`: when, by whom (actor as the caller '
+    'named them, db_role of the session), the action, its target and its outcome. Kept for 90 days.';

@@ -86,11 +86,10 @@ end;
 $$;
 comment on function throughput(integer, integer) is
     'For each step of the last minutes (1 to 10080), by default for each minute: how many jobs were '
-    'completed and cancelled, and how many attempts failed. minute: when the step began. For the '
-    'completed jobs also the median and the 95th percentile, in seconds, of the time from run_at to '
-    'the claim (waited) and from the claim to the end (ran). The figures come from history: jobs '
-    'whose retention is over are missing. It reads at most 1,000 pages of a table; exact is false if '
-    'it took a sample. Errors: PW001.';
+    'completed and cancelled, and how many attempts failed. minute: when the step began. For the completed '
+    'jobs also the median and the 95th percentile, in seconds, of the time from run_at to the claim (waited) '
+    'and from the claim to the end (ran). The figures come from history: jobs whose retention is over are '
+    'missing. It reads at most 1,000 pages of a table; exact is false if it took a sample. Errors: PW001.';
 
 create or replace function activity(kind text default 'task', minutes integer default 60,
                                     max_names integer default 50)
@@ -133,8 +132,8 @@ begin
 end;
 $$;
 comment on function activity(text, integer, integer) is
-    'What happened in the last minutes (1 to 10080), by task or by queue (kind; ''default'' stands '
-    'for jobs without a queue), the busiest first: jobs completed and cancelled, attempts that '
-    'failed, and of the completed jobs, in seconds, how long they waited and ran. ran_total: how '
-    'long all of them ran together. It reads history as throughput() does: at most 1,000 pages of a '
-    'table; exact is false if it took a sample. Errors: PW001.';
+    'What happened in the last minutes (1 to 10080), by task or by queue (kind; ''default'' stands for jobs '
+    'without a queue), the busiest first: jobs completed and cancelled, attempts that failed, and of the '
+    'completed jobs, in seconds, how long they waited and ran. ran_total: how long all of them ran together. '
+    'It reads history as throughput() does: at most 1,000 pages of a table; exact is false if it took a '
+    'sample. Errors: PW001.';

@@ -73,13 +73,13 @@ end;
 $$;
 comment on function perform_on_listed(text, text, text[], text[], text[], text, text, timestamptz,
                                       timestamptz, bigint, bigint, integer, boolean) is
-    'Performs an action (retry, cancel, force_cancel, delete) on the jobs that list_jobs() finds with '
-    'these arguments, newest first, up to max_jobs (1 to 1,000) in one transaction, and records each in '
-    'the view audit. last_id: no job with a higher id, so that jobs added later are left alone. A job '
-    'that has left the states meanwhile is left alone, too. A retry refuses jobs that were lost (delivery '
-    'at_most_once), which may have been done, unless lost is true. done, refused: how many; outcomes: what '
-    'came of them, [{ok, outcome, jobs, example}]. next_id: call again with it as after_id, until it is '
-    'null. first_audit, last_audit: the rows in the view audit, for action_outcomes(). Errors: PW001.';
+    'Performs an action (retry, cancel, force_cancel, delete) on the jobs that list_jobs() finds with these '
+    'arguments, newest first, up to max_jobs (1 to 1,000) in one transaction, and records each in the view '
+    'audit. last_id: no job with a higher id, so that jobs added later are left alone. A job that has left '
+    'the states meanwhile is left alone, too. A retry refuses jobs that were lost (delivery at_most_once), '
+    'which may have been done, unless lost is true. done, refused: how many; outcomes: what came of them, '
+    '[{ok, outcome, jobs, example}]. next_id: call again with it as after_id, until it is null. first_audit, '
+    'last_audit: the rows in the view audit, for action_outcomes(). Errors: PW001.';
 
 create or replace function action_outcomes(
     first_audit bigint, last_audit bigint, actor text,
@@ -98,6 +98,5 @@ begin
 end;
 $$;
 comment on function action_outcomes(bigint, bigint, text) is
-    'What came of the actions of this actor from first_audit to last_audit in the view audit: action, '
-    'null if there are none; done, refused and outcomes as in perform_on_listed(). It reads 100,000 rows at '
-    'most.';
+    'What came of the actions of this actor from first_audit to last_audit in the view audit. action: null '
+    'if there are none. done, refused, outcomes: as in perform_on_listed(). It reads at most 100,000 rows.';

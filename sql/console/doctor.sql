@@ -97,13 +97,12 @@ begin
 end;
 $$;
 comment on function doctor() is
-    'Checks the health of the installation: the invariants, functions, indexes, grants, jobs that no '
-    'worker takes, schedules, what holds back vacuum, and the server''s settings. Returns one row '
-    'per finding, or one row ''ok'' for a check that finds nothing. If objects belong to several roles, '
-    'a check that lacks a right for that has no row. severity: ok, info, warning or error. fix: SQL '
-    'that repairs the finding, for the owner of the schema (statements are '
-    'separated by '';'' and a line break; run them one by one), or a sentence. doctor() itself '
-    'changes nothing, and reads at most 250,000 rows of a table.';
+    'Checks the health of the installation: the invariants, functions, indexes, grants, jobs that no worker '
+    'takes, schedules, what holds back vacuum, and the server''s settings. Returns one row per finding, or '
+    'one row ''ok'' for a check that finds nothing. If objects belong to several roles, a check that lacks a '
+    'right for that has no row. severity: ok, info, warning or error. fix: SQL for the owner of the schema '
+    'that repairs the finding (statements are separated by '';'' and a line break; run them one by one), or '
+    'a sentence. doctor() itself changes nothing, and reads at most 250,000 rows of a table.';
 
 -- The queues whose oldest available job waits longest, among the 5,000 live jobs with the lowest ids
 -- and the first 5,000 in the order of claims. since: the run_at of that job.
@@ -147,11 +146,11 @@ begin
 end;
 $$;
 comment on function waiting_queues(integer) is
-    'The queues with available jobs, among some 10,000 of these; the queue whose oldest one (job_id) '
-    'waits longest comes first. ''default'' stands for jobs without a queue. seconds: how long it has '
-    'waited. usual_p95: 95 % of the jobs of the queue that were completed in the last hour waited at '
-    'most so many seconds; null if none was, or if the queue is not one of the 1,000 busiest. late: the '
-    'queue is not paused, and its oldest job has waited for over a minute and four times as long as that.';
+    'The queues with available jobs, among some 10,000 of these; the queue whose oldest one (job_id) waits '
+    'longest comes first. ''default'' stands for jobs without a queue. seconds: how long it has waited. '
+    'usual_p95: 95 % of the jobs of the queue that were completed in the last hour waited at most so many '
+    'seconds; null if none was, or if the queue is not one of the 1,000 busiest. late: the queue is not '
+    'paused, and its oldest job has waited for over a minute and four times as long as that.';
 
 create or replace function problems() returns table (check_name text, severity text, finding text, fix text)
     language plpgsql security definer set search_path from current
@@ -202,7 +201,6 @@ $$;
 comment on function problems() is
     'What keeps jobs from running, as rows of doctor(): no worker, tasks and queues that no live worker '
     'serves, halted sequences, jobs that wait for one that has ended otherwise, jobs that sessions keep '
-    'locked, paused queues and schedules with problems, lost jobs. Also waiting: '
-    'queues whose oldest job waits for over a minute and four times as long as usual; and discarded: '
-    'what was discarded in the last hour, without lost jobs. It reads some 100,000 rows at most; doctor() '
-    'checks more.';
+    'locked, paused queues, schedules with problems, lost jobs. Also waiting: queues whose oldest job waits '
+    'for over a minute and four times as long as usual; and discarded: jobs of the last hour, without lost '
+    'ones. It reads some 100,000 rows at most; doctor() checks more.';

@@ -362,11 +362,11 @@ begin
 end;
 $$;
 comment on function explain_job(bigint) is
-    'Why a job is not running: one row per reason, in the order in which they must be resolved, '
-    'each with its remedy. Reasons: locked (a session has it locked, or a job that goes first), dependency '
-    '(another job has not ended; at most 10 are named), dependency unmet (it ended in another way), signal, '
-    'not due, waits for its retry, sequence, sequence halted, queue paused, queue full, rate: none starts '
-    'before (a time), stands aside (no idle worker took such a job, so others of its queue go first for a '
-    'while), put off (its promotion has failed), promotion (no worker has claimed since the job could '
-    'proceed), no worker, no worker takes it, waits for a worker, expiry; for other jobs: running, cancel '
-    'requested, completed, cancelled, discarded. Errors: PW004 if there is no such job.';
+    'Why a job is not running: one row per reason, in the order in which they must be resolved, each with '
+    'its remedy. Reasons: locked (a session has it locked, or a job that goes first), dependency (another '
+    'job has not ended; at most 10 are named), dependency unmet (it ended in another way), signal, not due, '
+    'waits for its retry, sequence, sequence halted, queue paused, queue full, rate: none starts before (a '
+    'time), stands aside (no idle worker took such a job, so others of its queue go first for a while), put '
+    'off (its promotion has failed), promotion (no worker has claimed since the job could proceed), no '
+    'worker, no worker takes it, waits for a worker, expiry; for other jobs: running, cancel requested, '
+    'completed, cancelled, discarded. Errors: PW004 if there is no such job.';

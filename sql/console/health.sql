@@ -38,9 +38,8 @@ begin
 end;
 $$;
 comment on function worker_health(text) is
-    'The health of workers, one row each. live: the worker sends heartbeats, its control '
-    'connection exists, and the loop of its process turns. ready: it is live and claims jobs, so '
-    'it is neither starting nor stopping, and the database accepts its claims. detail: why it is '
-    'not live or not ready. worker: an id, or the name that the worker was started with (several '
-    'processes may share a name); by default all workers that were not declared dead. No row: '
-    'there is no such worker.';
+    'The health of workers, one row each. live: the worker sends heartbeats, its control connection exists, '
+    'and the loop of its process turns. ready: it is live and claims jobs, so it is neither starting nor '
+    'stopping, and the database accepts its claims. detail: why it is not live or not ready. worker: an id, '
+    'or the name that the worker was started with (several processes may share a name); by default all '
+    'workers that were not declared dead. No row: there is no such worker.';

@@ -224,16 +224,15 @@ end;
 $$;
 comment on function list_jobs(text[], text[], text[], text, text, timestamptz, timestamptz, bigint, boolean,
                               integer, text) is
-    'Live and finished jobs by id, newest first or oldest first, one page at a time. For the next '
-    'page, set after_id to the last id of this one. An argument that is null matches all jobs. '
-    'queues: ''default'' means jobs without a queue. search: finds this text, in upper or lower '
-    'case, in the task, queue, keys, reason, whole last_error and meta, not in payloads; first '
-    'comes the job whose id it is, and the live job whose key it is. A live '
-    'job with the job_key comes first. A call reads about 20,000 rows at most. If these did not '
-    'fill the page, the last row has only an id: continue with it as after_id. Live states, a '
-    'job_key and times are found by an index. sort_by: run_time (ran, the seconds of the run that '
-    'ended or goes on) or attempts, the most first (newest_first => false: the least first); it sorts '
-    'the newest jobs that one call reads. Errors: PW001.';
+    'Live and finished jobs by id, newest first or oldest first, one page at a time. For the next page, set '
+    'after_id to the last id of this one. An argument that is null matches all jobs. queues: ''default'' '
+    'means jobs without a queue. search: finds this text, in upper or lower case, in the task, queue, keys, '
+    'reason, whole last_error and meta, not in payloads; first comes the job whose id it is, and the live '
+    'job whose key it is. A live job with the job_key comes first. A call reads about 20,000 rows at most. '
+    'If these did not fill the page, the last row has only an id: continue with it as after_id. Live states, '
+    'a job_key and times are found by an index. sort_by: run_time (ran, the seconds of the last run) or '
+    'attempts, the most first (newest_first => false: the least first); it sorts the newest jobs that one '
+    'call reads. Errors: PW001.';
 
 create or replace function count_listed_jobs(
     tasks text[] default null, queues text[] default null, job_key text default null,
@@ -256,5 +255,5 @@ begin
 end;
 $$;
 comment on function count_listed_jobs(text[], text[], text, text, timestamptz, timestamptz) is
-    'How many jobs list_jobs() finds with these arguments, in each state, among the newest 20,000; if '
-    'there are more jobs, exact is false.';
+    'How many jobs list_jobs() finds with these arguments, in each state, among the newest 20,000; if there '
+    'are more jobs, exact is false.';

@@ -118,6 +118,6 @@ begin
 end;
 $$;
 comment on function metrics(integer) is
-    'Figures about the queue for a monitoring system: one row per metric and set of labels, with '
-    'names and kinds as in Prometheus. The cost does not depend on the number of jobs, as every '
-    'count stops at max_rows. `pyworker metrics` prints them. Errors: PW001.';
+    'Figures about the queue for a monitoring system: one row per metric and set of labels, with names and '
+    'kinds as in Prometheus. The cost does not depend on the number of jobs, as every count stops at '
+    'max_rows. `pyworker metrics` prints them. Errors: PW001.';

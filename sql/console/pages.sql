@@ -84,9 +84,9 @@ begin
 end;
 $$;
 comment on function count_jobs() is
-    'How many jobs there are in each state. It counts up to 10,000 jobs of a kind. Beyond that '
-    'exact is false, and the number is what the planner expects (for running jobs: those among the '
-    'first 10,000 in the order of claims).';
+    'How many jobs there are in each state. It counts up to 10,000 jobs of a kind. Beyond that exact is '
+    'false, and the number is what the planner expects (for running jobs: those among the first 10,000 in '
+    'the order of claims).';
 
 create or replace function list_workers() returns table (
     id bigint, info jsonb, started_at timestamptz, beat_at timestamptz, expires_at timestamptz,
@@ -117,10 +117,9 @@ begin
 end;
 $$;
 comment on function list_workers() is
-    'The workers that were not declared dead. silent: its lease has ended. running: how many jobs '
-    'it runs. jobs: the twenty that have run longest. The running jobs are looked up among the '
-    'first 20,000 available and running jobs in the order of claims, in which running jobs come '
-    'first.';
+    'The workers that were not declared dead. silent: its lease has ended. running: how many jobs it runs. '
+    'jobs: the twenty that have run longest. The running jobs are looked up among the first 20,000 available '
+    'and running jobs in the order of claims, in which running jobs come first.';
 
 create or replace function list_queues(after_name text default null, max_queues integer default 50)
     returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint,
@@ -165,11 +164,11 @@ begin
 end;
 $$;
 comment on function list_queues(text, integer) is
-    'Queues by name: those that were set or paused, and those with available or running jobs. '
-    'available and running are counted up to 1,000 jobs; beyond that exact is false. oldest: the '
-    'run_at of the available job, among those that were counted, that has waited longest; oldest_id: '
-    'its id. rate_used, rate_left, rate_free_at: see queue_stats. For the next page, set after_name to '
-    'the last name of this one. The view queue_stats counts all jobs.';
+    'Queues by name: those that were set or paused, and those with available or running jobs. available and '
+    'running are counted up to 1,000 jobs; beyond that exact is false. oldest: the run_at of the available '
+    'job, among those that were counted, that has waited longest; oldest_id: its id. rate_used, rate_left, '
+    'rate_free_at: see queue_stats. For the next page, set after_name to the last name of this one. The view '
+    'queue_stats counts all jobs.';
 
 create or replace function list_sequences(halted boolean default false, after_key text default null,
                                           max_sequences integer default 50)
@@ -215,9 +214,9 @@ begin
 end;
 $$;
 comment on function list_sequences(boolean, text, integer) is
-    'Sequences by key that have jobs to run or are halted, with the columns of the view sequences. '
-    'waiting is counted up to 1,000; beyond that exact is false. halted: only halted sequences. '
-    'For the next page, set after_key to the last key of this one.';
+    'Sequences by key that have jobs to run or are halted, with the columns of the view sequences. waiting '
+    'is counted up to 1,000; beyond that exact is false. halted: only halted sequences. For the next page, '
+    'set after_key to the last key of this one.';
 
 -- The available job that has waited longest: the first one of a priority, of at most 100. The recursion skips
 -- through the index of claims from priority to priority.
@@ -275,7 +274,7 @@ begin
 end;
 $$;
 comment on function overview() is
-    'The state of the installation as one JSON object: at, states (as count_jobs), oldest (the '
-    'available job that has waited longest), waiting (the eight queues whose oldest available job, among '
-    'some 10,000, waits longest), workers, silent_workers, halted_sequences (counted up '
-    'to 1,000), paused_queues (100 names at most), schedules, next_tick, failed_ticks.';
+    'The state of the installation as one JSON object: at, states (as count_jobs), oldest (the available job '
+    'that has waited longest), waiting (the eight queues whose oldest available job, among some 10,000, '
+    'waits longest), workers, silent_workers, halted_sequences (counted up to 1,000), paused_queues (100 '
+    'names at most), schedules, next_tick, failed_ticks.';
