@@ -9,7 +9,7 @@ as $$
 begin
     if action in ('retry', 'cancel', 'force_cancel', 'delete') and (target ~ '^[0-9]{1,18}$') is not true then
         raise exception 'action_sql: target of % must be the id of a job, got %', action,
-            coalesce(quote_literal(left(target, 140)), 'NULL') using errcode = 'PW001';
+            quote_nullable(left(target, 140)) using errcode = 'PW001';
     end if;
     return format(case action
         when 'retry' then 'select * from %I.retry_job(%s)'
@@ -161,23 +161,21 @@ declare
     v_actions constant text[] := '{retry,cancel,force_cancel,delete,pause_queue,resume_queue,set_queue,
                                    resume_sequence,run_schedule,pause_schedule,resume_schedule}'::text[];
     v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
-    v_bad text := (select t.target from unnest(targets) t(target)
+    v_bad text := (select quote_nullable(left(t.target, 140)) from unnest(targets) t(target)
                    where t.target is null or (v_jobs and t.target !~ '^[0-9]{1,18}$') limit 1);
     v_problem text := case
         when action is null or action <> all (v_actions) then
             format('action must be one of %s, got %s', array_to_string(v_actions, ', '),
-                   coalesce(quote_literal(action), 'NULL'))
+                   quote_nullable(action))
         when coalesce(cardinality(targets), 0) not between 1 and 1000 then
             format('targets must be 1 to 1000, got %s', coalesce(cardinality(targets), 0))
         when array_ndims(targets) > 1 then
             format('targets must be a plain list, got %s', left(targets::text, 140))
-        when v_bad is not null or array_position(targets, null) is not null then
+        when v_bad is not null then
             format('targets of %s must be %s, got %s', action,
-                   case when v_jobs then 'ids of jobs' else 'names' end,
-                   coalesce(quote_literal(left(v_bad, 140)), 'NULL'))
+                   case when v_jobs then 'ids of jobs' else 'names' end, v_bad)
         when coalesce(length(actor), 0) not between 1 and 200 then
-            format('actor must be 1 to 200 characters long, got %s',
-                   coalesce(quote_literal(left(actor, 220)), 'NULL'))
+            format('actor must be 1 to 200 characters long, got %s', quote_nullable(left(actor, 220)))
         when action = 'retry' and coalesce(options ->> 'lost', 'true') <> all ('{true,false}') then
             format('options of retry may have lost, true or false, got %s', left(options::text, 140))
         when action = 'set_queue' and (

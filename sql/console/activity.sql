@@ -105,7 +105,7 @@ declare
 begin
     perform _refuse('activity: ' || case
         when coalesce(kind, '') not in ('task', 'queue') then
-            format('kind must be task or queue, got %s', coalesce(quote_literal(kind), 'NULL'))
+            format('kind must be task or queue, got %s', quote_nullable(kind))
         when coalesce(minutes, 0) not between 1 and 10080 then
             format('minutes must be from 1 to 10080, got %s', coalesce(minutes::text, 'NULL'))
         when max_names < 0 then format('max_names must not be negative, got %s', max_names) end);

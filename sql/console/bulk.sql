@@ -40,7 +40,7 @@ declare
 begin
     perform _refuse(case when action in ('retry', 'cancel', 'force_cancel', 'delete') is not true then
         format('perform_on_listed: action must be retry, cancel, force_cancel or delete, got %s',
-               coalesce(quote_literal(action), 'NULL')) end);
+               quote_nullable(action)) end);
     perform _check_list(v_states, max_jobs, 'id');
     perform _check_action(action, '{1}', actor, '{}');
     select array_agg(j.id), coalesce(array_agg(j.id) filter (

@@ -81,7 +81,7 @@ create or replace function _check_list(states text[], max_jobs integer, sort_by 
     language plpgsql immutable set search_path from current
 as $$
 declare
-    v_unknown text := (select s.name from unnest(states) s(name)
+    v_unknown text := (select quote_nullable(s.name) from unnest(states) s(name)
                        where (s.name in ('scheduled', 'pending', 'available', 'running', 'retryable',
                                          'completed', 'cancelled', 'discarded')) is not true
                        limit 1);
@@ -91,11 +91,9 @@ begin
             format('max_jobs must be from 1 to 1000, got %s', coalesce(max_jobs::text, 'NULL'))
         when array_ndims(states) > 1 then
             format('states must be a plain list, got %s', left(states::text, 140))
-        when v_unknown is not null or array_position(states, null) is not null then
-            format('states must be names of states, got %s', coalesce(quote_literal(v_unknown), 'NULL'))
+        when v_unknown is not null then format('states must be names of states, got %s', v_unknown)
         when coalesce(sort_by, '') not in ('id', 'run_time', 'attempts') then
-            format('sort_by must be id, run_time or attempts, got %s',
-                   coalesce(quote_literal(sort_by), 'NULL')) end);
+            format('sort_by must be id, run_time or attempts, got %s', quote_nullable(sort_by)) end);
 end;
 $$;
 
