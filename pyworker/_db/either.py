@@ -130,6 +130,8 @@ def blocking_block(
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
         return _Block(method(self, *args, **kwargs))
 
+    given = inspect.signature(method).replace(return_annotation=AbstractContextManager[_gives])
+    cast("Any", call).__signature__ = given
     return call
 
 

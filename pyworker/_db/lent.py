@@ -96,18 +96,6 @@ async def _last_row(
         return (await settled(cursor.fetchall()))[0]
 
 
-def _note(conn: Connection[Any] | AsyncConnection[Any], caller: str, began: Any, pooled: bool) -> None:
-    # Behind a transaction pooler another client gets the session after the commit, so all is undone before.
-    conn.was_lent = not pooled
-    conn.block = _Block(caller, began, _AS_OURSELVES, 1)
-    if pooled:
-        given = [(name, conn.info.parameter_status(name)) for name in _OF_POOLERS]
-        kept = [f"set {name} = {literal(value)}" for name, value in given if value is not None]
-        undo = [_BEGAN, "set constraints all immediate", *_UNDO, *kept, ""]
-        before = "; ".join(undo).replace("%", "%%")
-        conn.block = _Block(caller, began, before, len(undo) - 1)
-
-
 async def last(conn: Connection[Any] | AsyncConnection[Any], statement: str, *parameters: Any) -> Any:
     """Run our statement at the end of a handler's block, as the role that we connected with. Its row."""
     block = cast("_Block", conn.block)
@@ -179,18 +167,23 @@ class _Gate:
 
 
 class _Ends:
-    """What Lent and LentAsync share."""
+    """What Lent and LentAsync share. The next __init__ in their order of classes is psycopg's."""
 
     pgconn: Any
     _gate: _Gate
 
-    def _begin(self, conn: AnyConnection, caller: str, began: Any, pooled: bool) -> None:
-        self._gate = _Gate(conn, caller)
-        view = cast("Any", self)
-        view.lock = self._gate
-        if pooled:
+    def __init__(self, conn: AnyConnection, caller: str, began: Any, pooled: bool) -> None:
+        view, lender = cast("Any", self), cast("Any", conn)
+        cast("Any", super()).__init__(conn.pgconn)
+        view.lock = self._gate = _Gate(conn, caller)
+        lender.was_lent = not pooled
+        lender.block = _Block(caller, began, _AS_OURSELVES, 1)
+        if pooled:  # another client gets the session after the commit, so all is undone before
             view.prepare_threshold = None  # a prepared statement belongs to one of the pooler's sessions
-        _note(cast("Any", conn), caller, began, pooled)
+            given = [(name, conn.info.parameter_status(name)) for name in _OF_POOLERS]
+            kept = [f"set {name} = {literal(value)}" for name, value in given if value is not None]
+            undo = [_BEGAN, "set constraints all immediate", *_UNDO, *kept, ""]
+            lender.block = _Block(caller, began, "; ".join(undo).replace("%", "%%"), len(undo) - 1)
 
     def end(self) -> None:
         """Refuse each further use, of the cursors made from it, too."""
@@ -228,16 +221,8 @@ class _Ends:
 
 
 class Lent(_Ends, Connection[Any]):
-    """Over the session of `conn`, in whose transaction it is."""
-
-    def __init__(self, conn: psycopg.Connection[Any], caller: str, began: Any, pooled: bool) -> None:
-        super().__init__(conn.pgconn)
-        self._begin(conn, caller, began, pooled)
+    """Over the session of a connection, in whose transaction it is."""
 
 
 class LentAsync(_Ends, AsyncConnection[Any]):
     """The same for asyncio."""
-
-    def __init__(self, conn: psycopg.AsyncConnection[Any], caller: str, began: Any, pooled: bool) -> None:
-        super().__init__(conn.pgconn)
-        self._begin(conn, caller, began, pooled)
