@@ -14,7 +14,8 @@ import os
 import re
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Generator
+from contextlib import contextmanager
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -112,96 +113,73 @@ class TasksBackend(BaseTaskBackend):
         return task if hasattr(task, "enqueue") else None
 
     def _result(self, task: Any, job: Any, errors: list[tuple[Any, ...]]) -> Any:
-        payload: Mapping[str, Any] = job.payload
         last = job.locked_at or (errors[-1][0] if errors else None)
         status = STATUS.get(job.state, TaskResultStatus.READY)
         workers = [worker or "" for _, worker, _ in errors] + [job.locked_by or ""] * job.attempts
-        result = TaskResult(
-            task=task,
-            id=str(job.id),
+        result = self._made(
+            task, job,
             status=status,
-            enqueued_at=job.created_at,
             started_at=errors[0][0] if errors else job.locked_at,
             finished_at=job.finished_at or (last if status == TaskResultStatus.FAILED else None),
             last_attempted_at=last,
-            args=payload["args"],
-            kwargs=payload["kwargs"],
-            backend=self.alias,
             errors=[
                 TaskError(exception_class_path=_exception_in(text), traceback=text) for _, _, text in errors
             ],
             worker_ids=workers[: job.attempts],  # Django counts them as attempts
-        )
+        )  # fmt: skip
         object.__setattr__(result, "_return_value", job.result)
         return result
+
+    def _made(self, task: Any, job: Any, **fields: Any) -> Any:
+        """Of a job's row, or of the job that a handler gets."""
+        args, kwargs = job.payload["args"], job.payload["kwargs"]
+        return TaskResult(
+            task=task, id=str(job.id), enqueued_at=job.created_at, args=args, kwargs=kwargs,
+            backend=self.alias, **fields,
+        )  # fmt: skip
 
     # -- in the worker: no extra query; a task that needs no database opens no connection ----------
 
     def _register(self, task: Any) -> None:
-        handler = _async_handler(self, task) if iscoroutinefunction(task.func) else _handler(self, task)
+        def run(payload: Any, job: Job) -> Any:
+            with self._running(task, job) as (args, answer):
+                answer.append(task.func(*args, **payload["kwargs"]))
+            return answer[0]
+
+        async def run_async(payload: Any, job: AsyncJob) -> Any:
+            with self._running(task, job) as (args, answer):
+                answer.append(await task.func(*args, **payload["kwargs"]))
+            return answer[0]
+
+        handler: Any = run_async if iscoroutinefunction(task.func) else run
         tasks.task(name=task.module_path, result=True)(handler)
 
-    def _begin(self, task: Any, payload: dict[str, Any], job: Any) -> tuple[Any, list[Any]]:
+    @contextmanager
+    def _running(self, task: Any, job: Any) -> Generator[tuple[list[Any], list[Any]]]:
+        """The arguments of the function, and where to put what it returns. Django's signals are sent."""
         now = timezone.now()
-        result = TaskResult(
-            task=task,
-            id=str(job.id),
-            status=TaskResultStatus.RUNNING,
-            enqueued_at=job.created_at,
-            started_at=now,
-            finished_at=None,
-            last_attempted_at=now,
-            args=payload["args"],
-            kwargs=payload["kwargs"],
-            backend=self.alias,
-            errors=[],
+        result = self._made(
+            task, job, status=TaskResultStatus.RUNNING, started_at=now, finished_at=None,
+            last_attempted_at=now, errors=[],
             worker_ids=[f"{socket.gethostname()}:{os.getpid()}"] * job.attempts,
-        )
+        )  # fmt: skip
         task_started.send(type(self), task_result=result)
-        return result, [TaskContext(task_result=result), *payload["args"]] if task.takes_context else payload[
-            "args"
-        ]
-
-    def _end(self, result: Any, value: Any = None, error: BaseException | None = None) -> None:
-        done = TaskResultStatus.FAILED if error else TaskResultStatus.SUCCESSFUL
-        changes = {"status": done, "finished_at": timezone.now(), "_return_value": value}
-        if error:
+        context = [TaskContext(task_result=result)] if task.takes_context else []
+        answer: list[Any] = []
+        changes: dict[str, Any] = {"status": TaskResultStatus.SUCCESSFUL}
+        try:
+            yield [*context, *job.payload["args"]], answer
+            changes["_return_value"] = answer[0]
+        except BaseException as error:
             name = f"{type(error).__module__}.{type(error).__qualname__}"
             text = "".join(traceback.format_exception(error))
-            changes["errors"] = [TaskError(exception_class_path=name, traceback=text)]
-        for field, content in changes.items():
-            object.__setattr__(result, field, content)
-        task_finished.send(type(self), task_result=result)
-
-
-def _handler(backend: TasksBackend, task: Any) -> Callable[..., Any]:
-    def run(payload: Any, job: Job) -> Any:
-        result, args = backend._begin(task, payload, job)
-        try:
-            value = task.func(*args, **payload["kwargs"])
-        except BaseException as error:
-            backend._end(result, error=error)
+            failed = TaskError(exception_class_path=name, traceback=text)
+            changes = {"status": TaskResultStatus.FAILED, "_return_value": None, "errors": [failed]}
             raise
-        else:
-            backend._end(result, value)
-            return value
-
-    return run
-
-
-def _async_handler(backend: TasksBackend, task: Any) -> Callable[..., Any]:
-    async def run(payload: Any, job: AsyncJob) -> Any:
-        result, args = backend._begin(task, payload, job)
-        try:
-            value = await task.func(*args, **payload["kwargs"])
-        except BaseException as error:
-            backend._end(result, error=error)
-            raise
-        else:
-            backend._end(result, value)
-            return value
-
-    return run
+        finally:
+            for field, content in {**changes, "finished_at": timezone.now()}.items():
+                object.__setattr__(result, field, content)
+            task_finished.send(type(self), task_result=result)
 
 
 def _exception_in(text: str) -> str:
