@@ -11,24 +11,6 @@
 -- in features/edges), and a promotion after its commit looks at both. So the one that commits last
 -- is seen.
 
--- The running job, locked, if this run holds it. Errors: PW002.
-create or replace function _hold_run(caller text, job_id bigint, run bigint) returns live_jobs
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_job live_jobs;
-begin
-    select j.* into v_job from live_jobs j
-    where j.id = job_id and j.run = _hold_run.run and j.state = 'running' for update;
-    if not found then
-        raise exception '%: job % is not held by run % any more', caller, coalesce(job_id::text, 'NULL'),
-            coalesce(run::text, 'NULL')
-            using errcode = 'PW002', hint = 'The claim was lost: roll back, and drop the result.';
-    end if;
-    return v_job;
-end;
-$$;
-
 -- Refuses names that are no names of steps or signals, and JSON that is too large or too deep.
 create or replace function _refuse_named(caller text, name text, argument text, value jsonb) returns void
     language plpgsql stable set search_path from current

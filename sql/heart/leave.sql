@@ -117,6 +117,24 @@ create or replace function _handed_back(job live_jobs, run_at timestamptz, begun
     return row((job).id, 'scheduled', _handed_back.run_at, greatest((job).attempts - 1, 0), null, null, null,
                case when not begun then (job).claimed_start_by end)::_move;
 
+-- The running job, locked, if this run holds it. Errors: PW002.
+create or replace function _hold_run(caller text, job_id bigint, run bigint) returns live_jobs
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_job live_jobs;
+begin
+    select j.* into v_job from live_jobs j
+    where j.id = job_id and j.run = _hold_run.run and j.state = 'running' for update;
+    if not found then
+        raise exception '%: job % is not held by run % any more', caller, coalesce(job_id::text, 'NULL'),
+            coalesce(run::text, 'NULL')
+            using errcode = 'PW002', hint = 'The claim was lost: roll back, and drop the result.';
+    end if;
+    return v_job;
+end;
+$$;
+
 create or replace function snooze_job(job_id bigint, run bigint, delay interval) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -128,13 +146,8 @@ begin
         raise exception 'snooze_job: delay must be from 0 to 1000 years, got %', coalesce(delay::text, 'NULL')
             using errcode = 'PW001';
     end if;
-    select j.* into v_job from live_jobs j
-    where j.id = job_id and j.run = snooze_job.run and j.state = 'running' for update;
-    if not found then
-        raise exception 'snooze_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'),
-            coalesce(run::text, 'NULL')
-            using errcode = 'PW002';
-    elsif _must_not_rerun(v_job) and v_job.superseded is null and v_job.cancel_requested_at is null then
+    v_job := _hold_run('snooze_job', job_id, run);
+    if _must_not_rerun(v_job) and v_job.superseded is null and v_job.cancel_requested_at is null then
         raise exception 'snooze_job: job % was started and must not be run twice', job_id
             using errcode = 'PW005', hint = 'Fail it with not_started, if it had done nothing yet.';
     end if;
