@@ -95,7 +95,7 @@ class Claimed:
 class Call:
     """One call of a handler: a job, or the jobs of a batch."""
 
-    __slots__ = ("called", "handler", "jobs", "runs", "slot", "task", "timeout", "until")
+    __slots__ = ("called", "handler", "jobs", "slot", "task", "timeout", "until")
 
     def __init__(self, task: tasks.Task[..., Any], jobs: list[Claimed], slot: int = -1) -> None:
         self.task = task
@@ -103,9 +103,8 @@ class Call:
         self.slot = slot  # its index in the memory shared with the parent
         self.handler: asyncio.Task[Any] | None = None  # while it runs on the loop: cancel this
         first = jobs[0]  # the first to be claimed
-        self.until, self.timeout, self.runs = first.until, first.timeout, [(first.id, first.run)]
+        self.until, self.timeout = first.until, first.timeout
         if len(jobs) > 1:
-            self.runs = [(job.id, job.run) for job in jobs]
             # They differ only where the task was defined again meanwhile.
             self.timeout = min((job.timeout for job in jobs if job.timeout), default=None)
 

@@ -59,7 +59,7 @@ class Handlers:
         # By id and run: a job may run again before the handler of its lost run ends.
         self.lost: dict[tuple[int, int], Claimed] = {}
         self.places = Places(
-            config.concurrency, config.uvloop, connections, self.waiting.begins, self._ended, self._give_up
+            config.concurrency, config.uvloop, connections, self.waiting, self._ended, self._give_up
         )
         self.free_slots = list(range(config.concurrency))
         self.handed_back: list[Claimed] = []  # while their handlers run on
@@ -150,7 +150,7 @@ class Handlers:
         call = self.calls[job.slot]
         if call.cancelled:  # else it goes on for the other jobs of its batch
             self.places.cancel(call)
-            self.slots.set(call.slot, call.runs, time.monotonic() + CANCEL_GRACE)
+            self.slots.set(call.slot, call.jobs, time.monotonic() + CANCEL_GRACE)
 
     def _start(self) -> list[Call]:
         """Assign free slots to ready jobs. Dispatch the returned calls after releasing the lock."""
@@ -168,7 +168,7 @@ class Handlers:
             task, slot = self.tasks[job.task_identifier], self.free_slots.pop()
             jobs = [job] if task.batch is None else gathered(job, self.ready, task.batch)
             call = Call(task, jobs, slot)
-            self.calls[slot] = self.waiting.calls[slot] = call
+            self.calls[slot] = call
             for one in call.jobs:
                 one.slot = slot
                 if one.id in self.running:
@@ -179,7 +179,7 @@ class Handlers:
             limit = call.timeout
             # An async handler is cancelled at its limit; the parent kills only CANCEL_GRACE later.
             patience = CANCEL_GRACE if limit and task.is_async else 0.0
-            self.slots.set(slot, call.runs, time.monotonic() + limit + patience if limit else 0.0)
+            self.slots.set(slot, jobs, time.monotonic() + limit + patience if limit else 0.0)
             begun.append(call)
         return begun
 
@@ -229,7 +229,7 @@ class Handlers:
             os.write(2, f"pyworker: {text}\n".encode(errors="replace"))
         with contextlib.suppress(BaseException):
             self.broken = True  # no further job starts
-            self.slots.blame((call.slot, call.runs) for call in suspects)
+            self.slots.blame((call.slot, call.jobs) for call in suspects)
             self._wake()
             time.sleep(LAST_WORD)  # meanwhile the turn reports outcomes and ends the process
         os._exit(EXIT_BROKEN)

@@ -22,6 +22,7 @@ from . import attempt
 from .claimed import Call
 from .connections import Connections
 from .outcomes import Ended, failures_of, release
+from .waiting import Waiting
 
 log = logging.getLogger("pyworker.worker")
 
@@ -32,7 +33,7 @@ NO_THREAD = (RuntimeError, MemoryError)  # what Python raises then
 class Places:
     """The places of one process.
 
-    `begins`: true if the handler of the call may be called now. `ended`: takes the outcomes of a call, and
+    `waiting`: knows of the calls that are sent to a place. `ended`: takes the outcomes of a call, and
     returns calls that may start then. `give_up`: ends the process, as it cannot go on after these calls;
     None: after any that runs on the loop."""
 
@@ -41,13 +42,13 @@ class Places:
         threads: int,
         uvloop: bool,
         connections: Connections,
-        begins: Callable[[Call], bool],
+        waiting: Waiting,
         ended: Callable[[Call, list[Ended]], list[Call]],
         give_up: Callable[[list[Call] | None, BaseException], NoReturn],
     ) -> None:
         self.context = copy_context()  # holds what task modules set; each handler runs in its own copy
         self._most, self._uvloop, self._connections = threads, uvloop, connections
-        self._begins, self._ended, self._give_up = begins, ended, give_up
+        self._waiting, self._ended, self._give_up = waiting, ended, give_up
         self._calls: SimpleQueue[Call] = SimpleQueue()  # for the threads
         self._threads = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,10 +66,12 @@ class Places:
             elif in_thread and mine is None:
                 mine = call
             else:
+                self._waiting.calls[call.slot] = call
                 self._calls.put(call)
                 if not self._short:
                     self._start_thread()
         if for_loop:
+            self._waiting.calls.update({call.slot: call for call in for_loop})
             self._send_to_loop(for_loop)
         return mine
 
@@ -122,12 +125,12 @@ class Places:
         try:
             while True:
                 call: Call | None = self._calls.get()
+                begins = self._waiting.begins(call)
                 while call:
-                    suspects = [call]
-                    begins, own = self._begins(call), self.context.copy()
+                    suspects, own = [call], self.context.copy()
                     ends = own.run(attempt.run, call, self._connections) if begins else handed_back(call)
                     begun, suspects = self._ended(call, ends), []
-                    call = self.dispatch(begun, in_thread=True)
+                    call, begins = self.dispatch(begun, in_thread=True), True
         except BaseException as error:
             self._give_up(suspects, error)
 
@@ -171,7 +174,7 @@ class Places:
 
     async def _run_async(self, call: Call) -> None:
         try:
-            begins = self._begins(call)
+            begins = self._waiting.begins(call)
             ends = await attempt.run_async(call, self._connections) if begins else handed_back(call)
         except BaseException as error:
             ends = failures_of(call.jobs, error)
@@ -179,7 +182,7 @@ class Places:
 
     def _done(self, call: Call, handler: asyncio.Task[None]) -> None:
         if handler.cancelled():  # before its first step
-            self._begins(call)
+            self._waiting.begins(call)
             self._end(call, handed_back(call))
 
     def _end(self, call: Call, ends: list[Ended]) -> None:

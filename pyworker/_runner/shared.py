@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 COUNTED = ("done", "fail", "discard", "cancel", "snooze")  # how reports end a run
 _STAMPS = struct.Struct("ddd")  # turned, answered, lease
@@ -29,6 +29,13 @@ _SLOT = struct.Struct("qqdq")  # id, run, deadline, and how many more jobs its c
 _RUN = struct.Struct("qq")  # id, run
 # Seconds, including the time that the machine slept: the database's clock went on during it.
 boottime = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class Held(Protocol):
+    """A job in the child."""
+
+    id: int
+    run: int
 
 
 class Running(NamedTuple):
@@ -121,22 +128,24 @@ class Slots:
         """Until which boottime() no other worker may be given the child's jobs."""
         return _TIME.unpack_from(self._memory, 16)[0]
 
-    def set(self, slot: int, runs: Sequence[tuple[int, int]], deadline: float = 0.0) -> None:
-        """Set the slot of a call with these jobs, by id and run."""
-        others = len(runs) - 1
+    def set(self, slot: int, jobs: Sequence[Held], deadline: float = 0.0) -> None:
+        """Set the slot of a call with these jobs."""
+        others, first = len(jobs) - 1, jobs[0]
         if others:  # first, as they are read only once the slot says how many there are
-            os.pwrite(self.fd, b"".join(_RUN.pack(*other) for other in runs[1:]), self._others_of(slot))
-        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, *runs[0], deadline, others)
+            os.pwrite(
+                self.fd, b"".join(_RUN.pack(job.id, job.run) for job in jobs[1:]), self._others_of(slot)
+            )
+        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, first.id, first.run, deadline, others)
 
     def clear(self, slot: int) -> None:
         _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, 0, 0, 0.0, 0)
 
-    def blame(self, calls: Iterable[tuple[int, Sequence[tuple[int, int]]]]) -> None:
+    def blame(self, calls: Iterable[tuple[int, Sequence[Held]]]) -> None:
         """Called by the child before it ends: only these calls are to blame, by slot and jobs."""
         size = len(self._memory) - _HEAD_SIZE
         self._memory[_HEAD_SIZE:] = bytes(size)
-        for slot, runs in calls:
-            self.set(slot, runs)
+        for slot, jobs in calls:
+            self.set(slot, jobs)
 
     def running(self) -> list[Running]:
         """Every job that runs, those of a batch included."""
