@@ -108,6 +108,8 @@ def test_code_that_declares_a_task_otherwise_than_the_database_defines_it(api: A
     assert "new (" not in finding
     clock.advance(minutes=2)  # the dead declare nothing
     assert [row.severity for row in of(api, "tasks")] == ["ok"]
+    api.register_worker()  # nor beside a live one
+    assert [row.severity for row in of(api, "tasks")] == ["ok"]
 
 
 @pytest.mark.parametrize("definitions", [5, [], {"charge": 5}, {"charge": None}, {}, None])
