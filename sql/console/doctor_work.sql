@@ -154,10 +154,6 @@ create or replace function _check_work()
 as $$
 begin
     return query
-    with halted as materialized (
-        select distinct on (h.sequence_key) h.sequence_key, h.job_id, h.reason
-        from (select s.* from sequence_halts s limit 10000) h
-        where _blocks_sequence(h.sequence_key, h.job_id) order by h.sequence_key, h.job_id)
     select 'sequences', 'info',
            'halted sequences: '
                || _few(array_agg(
@@ -165,7 +161,10 @@ begin
                    order by h.sequence_key)),
            array_to_string((array_agg(_fix('select ~.resume_sequence(%L)', h.sequence_key)
                                       order by h.sequence_key))[:5], E';\n')
-    from halted h having count(*) > 0;
+    from (select distinct on (s.sequence_key) s.sequence_key, s.job_id, s.reason
+          from (select a.* from sequence_halts a limit 10000) s
+          where _blocks_sequence(s.sequence_key, s.job_id) order by s.sequence_key, s.job_id) h
+    having count(*) > 0;
     return query
     with child as materialized (
         select distinct c.id from (
@@ -196,25 +195,23 @@ begin
                 else _fix('select * from ~.cancel_job(%s)', h.child_id::text) end))[:5], E';\n')
     from hung h having count(*) > 0;
     return query
-    with paused as materialized (
-        select q.queue_name
-        from queues q
-        cross join lateral (values (
-            right(q.queue_name, 1) = '*', regexp_replace(q.queue_name, '\*$', ''))) n(family, name)
-        where q.paused and exists (
-            select from (
-                (select j.queue_name from live_jobs j where j.queue_name >= n.name and j.parked = 'queue'
-                 order by j.queue_name limit 1)
-                union all
-                (select j.queue_name from live_jobs j where j.queue_name >= n.name
-                 and j.ready_at is not null and j.state = 'available' order by j.queue_name limit 1)) f
-            where f.queue_name = q.queue_name or n.family and starts_with(f.queue_name, n.name))
-        limit 1000)
     select 'queues', 'info',
            'jobs wait in paused queues: ' || _few(array_agg(p.queue_name order by p.queue_name)),
            array_to_string((array_agg(_fix('select ~.resume_queue(%L)', p.queue_name)
                                       order by p.queue_name))[:5], E';\n')
-    from paused p having count(*) > 0;
+    from (select q.queue_name from queues q
+          cross join lateral (values (
+              right(q.queue_name, 1) = '*', regexp_replace(q.queue_name, '\*$', ''))) n(family, name)
+          where q.paused and exists (
+              select from (
+                  (select j.queue_name from live_jobs j where j.queue_name >= n.name and j.parked = 'queue'
+                   order by j.queue_name limit 1)
+                  union all
+                  (select j.queue_name from live_jobs j where j.queue_name >= n.name
+                   and j.ready_at is not null and j.state = 'available' order by j.queue_name limit 1)) f
+              where f.queue_name = q.queue_name or n.family and starts_with(f.queue_name, n.name))
+          limit 1000) p
+    having count(*) > 0;
     return query
     select 'lost', 'warning',
            'jobs with delivery at_most_once were lost, done or not: job '
