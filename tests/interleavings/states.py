@@ -92,7 +92,8 @@ CHILDREN = f"""
     select pyworker.promote_jobs();
 """
 # Not by set_queue: the change of a queue makes each promotion look again, which hides what is forgotten.
-TWO_SLOTS = "insert into pyworker.queues (queue_name, concurrency) values ('q', 2);"
+SETTINGS = "select setval('pyworker.settings_used', 1000000);"
+TWO_SLOTS = SETTINGS + "insert into pyworker.queues (queue_name, concurrency) values ('q', 2);"
 # As if they had been added while their queues were full, and each end since had left a request.
 PARKED = """
     select from pyworker.add_job('u', queue_name => 'r');
@@ -104,7 +105,8 @@ PARKED = """
 ASKED = """
     insert into pyworker.promotion_requests (lane) values ('sequence:s'), ('queue:q');
 """
-RATE = """
+RATE = f"""
+    {SETTINGS}
     insert into pyworker.queues (queue_name, concurrency, rate_limit, rate_period)
     values ('r', null, 1, '1 hour');
 """
