@@ -60,8 +60,8 @@ def _pooler(db: Database) -> Finding:
         "pooler",
         "info",
         "a transaction pooler (PgBouncer) is in between. Producers are not affected; workers that connect"
-        " through it find new jobs only by polling (every 2 s), and one that dies is noticed when its lease"
-        " ends, not within seconds",
+        " through it find new jobs only by polling (every 1 to 5 s), and one that dies is noticed when its"
+        " lease ends, not within seconds",
         "give `pyworker run` a direct connection, or a pool in session mode",
     )
 
