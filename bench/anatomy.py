@@ -65,7 +65,7 @@ def drain(site: Site, jobs: int, history: str) -> None:
     worker = db.open_worker({})["worker"]
     for _ in range(jobs // BATCH):
         rows = measured("work, claims", site.conn, lambda: db.work(worker, [], BATCH, ["noop"]))
-        done = [(row[1], row[2], None) for row in rows[:-1]]
+        done = [(row[1], row[2], None, None) for row in rows[:-1]]
         measured(f"work, reports, {history}", site.conn, lambda done=done: db.work(worker, done, 0))
 
 

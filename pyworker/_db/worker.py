@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import psycopg
@@ -87,7 +87,7 @@ class Worker(Base):
     def work(
         self,
         worker_id: int,
-        ended: Sequence[tuple[int, int, str | None]],
+        ended: Sequence[tuple[int, int, str | None, str | None]],
         max_jobs: int,
         tasks: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
@@ -95,12 +95,14 @@ class Worker(Base):
         without: Sequence[str] | None = None,
         lines: Sequence[tuple[int, int, str]] = (),
         patience: str | None = None,
+        as_texts: bool = False,
     ) -> list[tuple[Any, ...]]:
         """One turn.
 
-        `ended`: id, run and report of each run, as read_reports takes it; None: completed, without a result.
+        `ended`: of each run id, run, report as read_reports takes it (None: completed), and result.
         `without`: no job of these queues. `lines`: reports of what jobs have logged. `patience`: how long to
-        wait for a lock.
+        wait for a lock. `as_texts`: send all by read_reports. It costs a turn half as much again, so without
+        that only what has not just completed goes by it.
 
         The rows have `kind` first, `why` and `again_in_s` last."""
         # Arrays as text: psycopg takes ten times as long for a list.
@@ -108,16 +110,21 @@ class Worker(Base):
             None if names is None else _array(tuple(names)) for names in (tasks, queues, forbidden_flags)
         ]
         parameters: list[Any] = [worker_id, None, None, max_jobs, *filters]
-        said = "%s::bigint[], %s::bigint[], null, null"
-        source = ""
+        said, source = "%s::bigint[], %s::bigint[], null, null", ""
         if lines or ended:
             reports = [*lines, *ended]
             parameters[1:3] = [f"{{{','.join([str(report[at]) for report in reports])}}}" for at in (0, 1)]
-        if lines or any(text is not None for _, _, text in ended):
-            texts = ",".join([_quoted(report[2] or '{"do": "done"}') for report in (*lines, *ended)])
-            parameters[:3] = [*parameters[1:3], f"{{{texts}}}", worker_id]
+        if lines or as_texts or any(text is not None for _, _, text, _ in ended):
+            texts = [text for _, _, text in lines]
+            texts += [
+                text or f'{{"do": "done", "result": {result or "null"}}}' for _, _, text, result in ended
+            ]
+            parameters[:3] = [*parameters[1:3], _array_of(texts), worker_id]
             source = f"{self._s}.read_reports(%s::bigint[], %s::bigint[], %s::text[]) r, "
             said = "r.done_ids, r.done_runs, r.done_results, r.reports"
+        elif any(result is not None for *_, result in ended):
+            parameters.insert(3, _array_of([result for *_, result in ended]))
+            said = "%s::bigint[], %s::bigint[], %s::jsonb[], null"
         source += f"{self._s}.work(%s, {said}, %s, %s::text[], %s::text[], %s::text[])"
         if not ended:  # only a claim, or lines: the commit need not wait for the disk
             source = f"set_config('synchronous_commit', 'off', true), {source}"
@@ -176,9 +183,11 @@ class Worker(Base):
         return float(self._rows("select extract(epoch from clock_timestamp())")[0][0])
 
 
-@functools.lru_cache(maxsize=16)
-def _array(names: tuple[str, ...]) -> str:
-    return "{" + ",".join(map(_quoted, names)) + "}"
+def _array_of(texts: Iterable[str | None]) -> str:
+    return f"{{{','.join(['null' if text is None else _quoted(text) for text in texts])}}}"
+
+
+_array = functools.lru_cache(maxsize=16)(_array_of)
 
 
 def _quoted(text: str) -> str:

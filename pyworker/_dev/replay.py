@@ -42,9 +42,7 @@ def run(job_id: int, dsn: str, schema: str, modules: list[str], debug: bool) -> 
         say(f"it would wait for the signal {error.name!r}, unless that was sent")
         return
     if outcome.do in ("done", "release"):
-        result = json.loads(outcome.text)["result"] if outcome.do == "done" and outcome.text else None
-        with_result = "" if result is None else f", with the result {json.dumps(result)}"
-        say(f"it would be completed{with_result}")
+        say(f"it would be completed{f', with the result {outcome.result}' if outcome.result else ''}")
         return
     if isinstance(error, Outcome):
         say(f"it answered {type(error).__name__}: {error}")

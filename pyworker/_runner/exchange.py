@@ -21,7 +21,7 @@ import psycopg
 
 from .._db.database import Database
 from .._escape import shown
-from ..errors import translated
+from ..errors import sqlstate_of, translated
 from .config import RunConfig
 from .log import Lines, as_reports
 from .outcomes import Outcome
@@ -33,6 +33,7 @@ log = logging.getLogger("pyworker.worker")
 NOTHING = Share(0, None)
 # How long a turn waits for a job that another session has locked: one with several reports, and with one.
 OF_SEVERAL, OF_ONE = "1s", "200ms"
+VALUES = ("22", "54")  # classes of SQLSTATEs: a value that cannot be stored, or is too large
 ASIDE = 5.0  # seconds until the report of a locked job is sent again, and in which others are sent one by one
 
 
@@ -61,10 +62,12 @@ class Exchange:
         self._sent: list[Outcome] = []  # not answered yet
         self._aside: deque[tuple[float, Outcome]] = deque()  # and when to send them again
         self._apart_until = 0.0
+        self._as_texts = False  # the database has refused values: read_reports makes what can be stored
         self._repeated: set[tuple[int, int]] = set()  # id and run: sent before, without an answer
 
     def work(self, db: Database, share: Share, hurry: bool = False) -> Turn | None:
-        """Report, and claim. None if another session has one of the jobs locked: the next call goes on."""
+        """Report, and claim. None if another session has one of the jobs locked, or a value cannot be
+        stored: the next call goes on."""
         self._take(hurry)
         lines, complete = self._lines.take()
         if not complete:  # the lines of a run go before its end
@@ -73,14 +76,18 @@ class Exchange:
         try:
             with translated():
                 rows = db.work(
-                    self.worker_id, [(one.id, one.run, one.text) for one in sent], share.most,
+                    self.worker_id, [(one.id, one.run, one.text, one.result) for one in sent], share.most,
                     self.task_names, share.queues, self._config.forbidden_flags or None, share.without,
-                    as_reports(lines), patience if sent and not self._patient else None,
+                    as_reports(lines), patience if sent and not self._patient else None, self._as_texts,
                 )  # fmt: skip
         except BaseException as error:
             self._lines.put_back(lines)
             if sent and isinstance(error, psycopg.errors.LockNotAvailable):
                 self._set_aside()
+                return None
+            if sent and not self._as_texts and (sqlstate_of(error) or "")[:2] in VALUES:
+                self._as_texts = True
+                self._put_back()
                 return None
             self._repeated.update((one.id, one.run) for one in sent)
             self._put_back()
@@ -89,7 +96,7 @@ class Exchange:
         first = 0
         while first < len(rows) and rows[first][0] == "refused":
             first += 1
-        self._sent = []
+        self._sent, self._as_texts = [], False
         self._tell_of_ends(db, sent, {(row[1], row[2]) for row in rows[:first]})
         return Turn([row[1:-2] for row in rows[first:]], again_in, len(sent))
 

@@ -36,7 +36,8 @@ class Outcome(NamedTuple):
     id: int
     run: int
     do: str = "done"
-    text: str | None = None  # the report as JSON; None: completed, without a result
+    text: str | None = None  # the report as JSON; None: completed
+    result: str | None = None  # of a completed job, as JSON
     error: str | None = None
     task: str = ""
     last: bool = False  # this may have been the last attempt; the database decides
@@ -48,8 +49,8 @@ Ended = tuple[Outcome, Any]  # and what the handler returned or raised
 
 def done(job: Claimed) -> Outcome:
     """Completed, without a result. (Arguments with defaults take three times as long.)"""
-    made: Any = tuple.__new__(Outcome, (job.id, job.run, "done", None, None, "", False))  # pyright: ignore
-    return made
+    new: Any = tuple.__new__
+    return new(Outcome, (job.id, job.run, "done", None, None, None, "", False))
 
 
 def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
@@ -71,8 +72,7 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
         )
     if not task.result:
         return done(job), value
-    text = f'{{"do": "done", "result": {to_json(value, "its result")}}}'
-    return Outcome(job.id, job.run, "done", _plain(text)), value
+    return Outcome(job.id, job.run, result=_plain(to_json(value, "its result"))), value
 
 
 def failure_of(job: Claimed, error: BaseException) -> Ended:
@@ -153,7 +153,7 @@ def _encoded(job: Claimed, elements: list[Any]) -> Any:
 def _failed(job: Claimed, error: str, do: str = "fail", **more: Any) -> Outcome:
     error = limited(error)
     text = _text(do, error=error, **more)
-    return Outcome(job.id, job.run, do, text, error, job.task_identifier, _is_last(job, do))
+    return Outcome(job.id, job.run, do, text, None, error, job.task_identifier, _is_last(job, do))
 
 
 def _text(do: str, **more: Any) -> str:
