@@ -161,6 +161,7 @@ comment on function snooze_job(bigint, bigint, interval) is
 
 create or replace function snooze_jobs(job_ids bigint[], runs bigint[], delays interval[]) returns bigint[]
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now timestamptz := clock();
@@ -198,6 +199,7 @@ comment on function snooze_jobs(bigint[], bigint[], interval[]) is
 
 create or replace function release_jobs(job_ids bigint[], runs bigint[]) returns bigint[]
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_moves _move[];
