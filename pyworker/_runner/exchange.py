@@ -66,8 +66,9 @@ class Exchange:
         self._repeated: set[tuple[int, int]] = set()  # id and run: sent before, without an answer
 
     def work(self, db: Database, share: Share, hurry: bool = False) -> Turn | None:
-        """Report, and claim. None if another session has one of the jobs locked, or a value cannot be
-        stored: the next call goes on."""
+        """Report, and claim.
+
+        None if another session has one of the jobs locked, or a value cannot be stored: call it again."""
         self._take(hurry)
         lines, complete = self._lines.take()
         if not complete:  # the lines of a run go before its end

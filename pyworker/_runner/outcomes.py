@@ -49,8 +49,7 @@ Ended = tuple[Outcome, Any]  # and what the handler returned or raised
 
 def done(job: Claimed) -> Outcome:
     """Completed, without a result. (Arguments with defaults take three times as long.)"""
-    new: Any = tuple.__new__
-    return new(Outcome, (job.id, job.run, "done", None, None, None, "", False))
+    return cast("Any", tuple).__new__(Outcome, (job.id, job.run, "done", None, None, None, "", False))
 
 
 def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
