@@ -182,9 +182,10 @@ end;
 $$;
 
 -- After a partial claim: seconds until the worker claims again, notified or not. `next_at`: when the next job
--- or request is due; `behind`: seconds until jobs that it left behind are looked at again.
-create or replace function _again_in(asked boolean, next_at timestamptz, behind double precision)
-    returns double precision
+-- or request is due; `behind`: seconds until jobs that it left behind are looked at again; `xmin`: of the
+-- snapshot of its last look.
+create or replace function _again_in(
+    asked boolean, next_at timestamptz, xmin xid8, behind double precision) returns double precision
     language plpgsql set search_path from current
 as $$
 declare
@@ -195,7 +196,7 @@ begin
     end if;
     return least(v_due_s, behind, _idle_wait(), case
         when not _adds_are_heard() then 0.005
-        when _silent_adds_are_open() then _backoff('silent') end);
+        when _silent_adds_were_open(xmin) then _backoff('silent') end);
 end;
 $$;
 

@@ -3,9 +3,9 @@
 
 -- When there is something to do: `asked`, a request to answer at once; `timer`, when the next one is to be
 -- answered; `due_at`, when the next job is due; `first`, the place right before the first job that is ready,
--- from this floor on. PostgreSQL inlines it.
+-- from this floor on; `xmin`: transactions before it had ended. PostgreSQL inlines it.
 create or replace function _look(due_from timestamptz, floor _floor)
-    returns table (asked boolean, timer timestamptz, due_at timestamptz, first _floor)
+    returns table (asked boolean, timer timestamptz, due_at timestamptz, first _floor, xmin xid8)
     language sql stable
 begin atomic
     select (select true from promotion_requests r
@@ -19,7 +19,8 @@ begin atomic
             where j.ready_at is not null and j.state = 'available'
               and (j.priority, j.ready_at, j.id)
                   > ((_look.floor).priority, (_look.floor).at, (_look.floor).id)
-            order by j.priority, j.ready_at, j.id limit 1);
+            order by j.priority, j.ready_at, j.id limit 1),
+           pg_snapshot_xmin(pg_current_snapshot());
 end;
 
 -- True if this transaction may answer requests: it does nothing else, and sees what others have committed.

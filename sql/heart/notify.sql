@@ -144,12 +144,11 @@ create or replace function _adds_are_heard() returns boolean
         between 0 and 7000, false)
         and (coalesce(pg_sequence_last_value('polled_until'::regclass), 0) = 0 or _a_worker_polls());
 
--- True while a transaction is open that may have added jobs without a notification. This session may have
--- a snapshot from before it ended: then true as well.
-create or replace function _silent_adds_are_open() returns boolean
+-- True if a look did not see a transaction that may have added jobs without a notification; `xmin`: of its
+-- snapshot.
+create or replace function _silent_adds_were_open(xmin xid8) returns boolean
     language sql volatile
-    return coalesce(pg_snapshot_xmin(pg_current_snapshot())::text::bigint
-                    < pg_sequence_last_value('silent_before'::regclass), false);
+    return coalesce(xmin::text::bigint < pg_sequence_last_value('silent_before'::regclass), false);
 
 -- Seconds until this session looks again for what it could not have: 0.005, then as long as it has been
 -- looking, at most 0.25. So it looks often for a short transaction, and seldom for a long one.
@@ -189,7 +188,7 @@ declare
     v_again double precision;
 begin
     select l.* into v_look from _look(v_due_from, v_floor) l;
-    v_again := _again_in(v_look.asked, least(v_look.timer, v_look.due_at),
+    v_again := _again_in(v_look.asked, least(v_look.timer, v_look.due_at), v_look.xmin,
                          _left_behind(task_identifiers, queue_names, forbidden_flags, v_look.first, false));
     return case when v_again < 1 or least(v_look.timer, v_look.due_at) is not null then least(v_again, 1) end;
 end;

@@ -124,7 +124,7 @@ begin
                        when v_left = 0 or v_open.again or v_open.held and v_look.asked then 0
                        when v_polls or max_jobs - v_left >= 4 then 0.005
                        else _again_in(
-                           v_look.asked, least(v_look.timer, v_look.due_at),
+                           v_look.asked, least(v_look.timer, v_look.due_at), v_look.xmin,
                            case when (v_look.first).id is not null then _left_behind(
                                task_identifiers, queue_names, forbidden_flags, v_look.first) end) end;
     return next;

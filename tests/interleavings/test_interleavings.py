@@ -148,6 +148,7 @@ def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one
         "pause+resume/running/rc/commit-commit/A.A4.B2",  # a row of `queues` was left that paused nothing
         "force-cancel+cancel-queued/dead/rc/commit-rollback/B.B5",  # no worker was told
         "cancel-head+cancel-next/running/rc/commit-rollback/B.B4",  # nor here
+        "idle+reconcile/dead/rc/commit-commit/B.B11.A27",  # nobody looked for a silent add
         "retry-unique+delete-unique/ended/rc/commit-commit/A.A6",  # the others: of the oracle
         "add-keyed+add-many/waiting/rr/commit-commit/A",
         "add-uniques+claim-one/rated/rr/commit-commit/B",
