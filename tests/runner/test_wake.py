@@ -44,8 +44,8 @@ def start_with_gate(fresh_queue: Any) -> Any:
     """A worker whose turn stands at gate 1 when it has claimed fewer jobs than it had room for."""
     fresh_queue.rows(
         """
-        create or replace function pyworker._again_in(asked boolean, next_at timestamptz, behind float8)
-            returns float8 language plpgsql as
+        create or replace function pyworker._again_in(
+            asked boolean, next_at timestamptz, xmin xid8, behind float8) returns float8 language plpgsql as
             $$begin perform pg_advisory_xact_lock_shared(77, 1); return 1; end$$"""
     )
     return fresh_queue.start()
