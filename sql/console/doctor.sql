@@ -39,7 +39,7 @@ declare
     v_repair constant text := format('as a superuser, so that all belongs to %s, ', v_owner);
     v_function text;
     v_well text;
-    v_found jsonb := '{}'; -- what each function has found
+    v_found jsonb := jsonb '{}'; -- what each function has found
     v_rows jsonb;
     v_mixed boolean := false; -- checks lack rights then: one finding says so
 begin

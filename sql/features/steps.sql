@@ -81,7 +81,7 @@ create or replace function wait_for_signal(
 as $$
 declare
     v_now timestamptz := clock();
-    v_until timestamptz := v_now + timeout;
+    v_until timestamptz;
     v_job live_jobs;
     v_wait steps;
     v_signal signals;
@@ -109,9 +109,8 @@ begin
             using errcode = 'PW003', hint = 'Steps and signals of a job need different names.';
     elsif v_wait.at is not null then
         return v_wait.result;
-    elsif v_wait.name is not null then
-        v_until := v_wait.until; -- of the first call
     end if;
+    v_until := case when v_wait.name is null then v_now + timeout else v_wait.until end; -- of the first call
     v_signal := _kept_signal(v_job.id, v_job.revision, name);
     v_answer := coalesce(v_signal.payload, case when v_until <= v_now then 'null'::jsonb end);
     insert into steps as s (job_id, revision, name, nth, run, at, is_wait, until, result, signal_id)

@@ -34,7 +34,7 @@ begin atomic
                            select true from queues a where right(a.queue_name, 1) = '*'
                            order by a.queue_name limit 1) then array(
                            select left(q.name, l.long) || '*'
-                           from generate_series(0, length(q.name)) l(long)) end as families
+                           from generate_series(0, least(length(q.name), 127)) l(long)) end as families
                 from unnest(_queues_of.queue_names) q(name) offset 0) n
           left join lateral ( -- look-ups for each name, with any settings of the caller
               select i.* from queues i where i.queue_name = n.name offset 0) q on true

@@ -209,7 +209,7 @@ declare
     v_limit integer := (select s.max_crashes from settings s);
     v_alone boolean := cardinality(job_ids) = 1;
     v_job live_jobs;
-    v_moves _move[] := '{}';
+    v_moves _move[] := array[]::_move[];
 begin
     update workers w set dead_at = v_now where w.id = report_crash.worker_id and _is_registered(w);
     for v_job in select j.* from _lock_free_jobs(array[report_crash.worker_id]) j loop

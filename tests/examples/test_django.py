@@ -256,12 +256,14 @@ def test_signals_are_sent_where_tasks_run(project: Any) -> None:
                 lambda task_result, **_: told.append([task_result.status, task_result.attempts]), weak=False
             )
         from types import SimpleNamespace as N
-        backend = send_receipt.get_backend()
-        handler = _tasks._handler(backend, send_receipt)
-        job = N(id=1, created_at=None, attempts=2)
-        handler({'args': [order.pk], 'kwargs': {}}, job)
+        from pyworker.tasks import load
+        handler = load(['shop.tasks'])[send_receipt.module_path]
+        def run(pk):
+            payload = {'args': [pk], 'kwargs': {}}
+            handler(payload, N(id=1, created_at=None, attempts=2, payload=payload))
+        run(order.pk)
         try:
-            handler({'args': [99], 'kwargs': {}}, job)
+            run(99)
         except Order.DoesNotExist:
             told.append('raised')
         result = told
