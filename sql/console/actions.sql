@@ -61,6 +61,10 @@ create or replace function _limits_with(
     language plpgsql stable set search_path from current
 as $$
 begin
+    if jsonb_typeof(options) <> 'object' then
+        raise exception 'perform_action: options must be a JSON object, got %', left(options::text, 140)
+            using errcode = 'PW001';
+    end if;
     select o.concurrency, o.rate_limit, case when o.rate_limit is not null then o.rate_period end,
            coalesce(o.fair, q.fair and right(q.queue_name, 1) = '*')
     into concurrency, rate_limit, rate_period, fair

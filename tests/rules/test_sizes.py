@@ -80,7 +80,7 @@ def test_texts_of_all_kinds_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "limit"), [("heart", 3_700), ("gate", 1_300), ("features", 5_000), ("console", 2_903)]
+    ("room", "limit"), [("heart", 3_700), ("gate", 1_300), ("features", 5_000), ("console", 2_910)]
 )
 def test_a_room_of_sql_has_at_most_so_many_lines(room: str, limit: int) -> None:
     files = (ROOT / "sql" / room).glob("*.sql")

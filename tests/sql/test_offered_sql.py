@@ -85,3 +85,9 @@ def test_an_option_that_is_no_number_is_refused(api: Any, option: str) -> None:
     for value in ("1e-9999", "1e40", "2147483648", '"x"', "[]"):
         with api.refusal("PW001", "must be whole numbers or null"):
             api.action_sql("set_queue", "q", f'{{"{option}": {value}}}')
+
+
+@pytest.mark.parametrize("options", ["[]", "null", "1"])
+def test_options_that_are_no_object_are_refused(api: Any, options: str) -> None:
+    with api.refusal("PW001", "options must be a JSON object, got"):
+        api.action_sql("set_queue", "q", options)
